@@ -197,14 +197,21 @@ kata: root $(VENV)/.done ## the chain with a real Kata on a node; NODE=dir RUNTI
 	@$(PY) -m pytest -q --timeout 500 tests/real_kata
 
 # etcd, Kubernetes and containerd, in the versions of tests/support/third_party/kubernetes.
-KUBERNETES := tests/support/third_party/kubernetes
-$(CACHE)/kubernetes/bin/kubelet: $(shell find $(KUBERNETES) -type f) tests/build_kubernetes.sh
+KUBERNETES := $(shell find tests/support/third_party/kubernetes -type f) tests/build_kubernetes.sh
+$(CACHE)/kubernetes/bin/kubelet: $(KUBERNETES)
 	@tests/build_kubernetes.sh $(@D) && touch $@
+$(CACHE)/kubernetes/bin/containerd: $(KUBERNETES)
+	@tests/build_kubernetes.sh $(@D) whole && touch $(@D)/kubelet $@
+
+kubelet kubernetes: WITHIN = tests/in_node_namespaces.sh
+kubelet kubernetes: REQUIRED = mount,loop,vm,kubernetes
+
+.PHONY: kubelet
+kubelet: root guest $(CACHE)/kubernetes/bin/kubelet ## a claim in a microVM under a real kubelet, which it builds first (docs/conformance.md; root)
+	@$(PYTEST) tests/kubelet
 
 .PHONY: kubernetes
-kubernetes: WITHIN = tests/in_node_namespaces.sh
-kubernetes: REQUIRED = mount,loop,kubernetes
-kubernetes: root image $(HELM) $(CACHE)/kubernetes/bin/kubelet ## the chart in a real Kubernetes, which it builds first (docs/conformance.md; root)
+kubernetes: root image $(HELM) $(CACHE)/kubernetes/bin/containerd ## the chart in a real Kubernetes, which it builds first (docs/conformance.md; root)
 	@$(PYTEST) tests/kubernetes
 
 .PHONY: size

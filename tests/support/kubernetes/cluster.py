@@ -43,7 +43,7 @@ class Cluster:
         """Steps 1 to 3 of the page are done when the block begins; crust's pods are gone before the node ends."""
         plane = ControlPlane(directory)
         with images.served(directory) as registry:
-            node = Node(directory, registry, group)
+            node = Node(directory, group, registry)
             with node.directories(), plane.running(), node.running(plane):
                 cluster = cls(plane.admin, node, plane)
                 cluster.kubectl.wait("create", f"node/{NODE}")

@@ -50,7 +50,7 @@ class Daemon:
             given = {"PATH": PATH, "NOTIFY_SOCKET": str(address)}
             environment = {**os.environ, **given, **self.environment}
             self._process = subprocess.Popen(
-                self.command, stdout=log, stderr=log, cwd="/", env=environment
+                self.command, stdout=log, stderr=log, cwd=self.directory, env=environment
             )
             while self.notifies and not self._serves(notified):
                 pass

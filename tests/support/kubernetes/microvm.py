@@ -49,12 +49,21 @@ def oci_runtime(directory: Path) -> Path:
 def output(target: str, script: str) -> str:
     """The output of a script in the microVM that has the volume of a target path, at /data."""
     (name,) = (box["sandbox"] for box in asyncio.run(_client().list()) if target in box["volumes"])
+    return run(name, target, script)
+
+
+def run(name: str, target: str, script: str) -> str:
+    """The output of a script in the microVM of this name, which is started if there is none, with that volume."""
     mount = messages.Mount(source=target, destination="/data")
     argv = ("/bin/sh", "-ec", script)
     request = messages.Run(sandbox=name, argv=argv, mounts=(mount,), keep=True)
     ended = asyncio.run(_client().run(request))
     assert ended.code == 0, ended
     return ended.stdout.decode().strip()
+
+
+def stop(name: str) -> None:
+    asyncio.run(_client().stop(name))
 
 
 def sandboxes() -> list[str]:
@@ -115,7 +124,7 @@ def main(arguments: list[str]) -> int:
         if "create" in arguments:
             _create(Path(arguments[arguments.index("--bundle") + 1]))
         elif _name(arguments[-1]) in sandboxes():
-            asyncio.run(_client().stop(_name(arguments[-1])))
+            stop(_name(arguments[-1]))
     except errors.CrustError as error:
         log = Path(arguments[arguments.index("--log") + 1])
         with log.open(

@@ -1,4 +1,4 @@
-"""The node: its directories, containerd and the kubelet.
+"""The node: its directories, a container runtime and the kubelet.
 
 Its paths are those of every node (/var/lib/kubelet), in mounts of the test run's own. The kubelet sets some of the
 machine's sysctls: it finds them as it wants them, in files that are mounted over them, and is told to change none.
@@ -28,6 +28,7 @@ _SYSCTLS = {
     "kernel/keys/root_maxkeys": "1000000",
     "kernel/keys/root_maxbytes": "25000000",
 }
+_CRI = "unix:///run/containerd/containerd.sock"
 _POOL = "/var/lib/crust/block"
 _DIRECTORIES = ("/var/lib/kubelet", "/var/lib/crust", "/var/lib/containerd", "/var/log")
 _RUN = ("-t", "tmpfs", "-o", "mode=755", "tmpfs", "/run")
@@ -72,23 +73,27 @@ _NETWORK = {
 
 @dataclass(slots=True)
 class Node:
-    """Its files are below `directory`, which must exist; `registry` is the URL of the one that has all images."""
+    """Its files are below `directory`, which must exist; `registry` is the URL of the one that has all images.
+
+    Without one Kubernetes' own fake has the place of containerd: of a container it knows what it was told.
+    """
 
     directory: Path
-    registry: str
     group: str
+    registry: str = ""
     kubelet: Daemon = field(init=False)
     _daemons: list[Daemon] = field(init=False)
     """In the order of their start."""
 
     @contextmanager
     def running(self, control_plane: ControlPlane) -> Iterator[None]:
-        """Containerd, kubelet and a runtime of microVMs serve while the block runs."""
+        """The container runtime, the kubelet and a runtime of microVMs serve while the block runs."""
         with ExitStack() as stack:
             self._make_groups()
             stack.callback(self._remove_groups)
             self.kubelet = self._kubelet(control_plane)
-            self._daemons = [self._containerd(), microvm.daemon(self.directory), self.kubelet]
+            containers = self._containerd() if self.registry else self._fake_of_containerd()
+            self._daemons = [containers, microvm.daemon(self.directory), self.kubelet]
             for daemon in self._daemons:
                 stack.enter_context(daemon.running())
             yield
@@ -136,6 +141,9 @@ class Node:
         }
         configured = self._write("containerd.toml", _CONTAINERD.format(**paths))
         return Daemon((str(PROGRAMS / "containerd"), f"--config={configured}"), self.directory)
+
+    def _fake_of_containerd(self) -> Daemon:
+        return Daemon((str(PROGRAMS / "cri"), _CRI), self.directory)
 
     def _kubelet(self, control_plane: ControlPlane) -> Daemon:
         flags = (
@@ -221,7 +229,7 @@ class Node:
             "failSwapOn": False,
             "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
             "authorization": {"mode": "AlwaysAllow"},
-            "containerRuntimeEndpoint": "unix:///run/containerd/containerd.sock",
+            "containerRuntimeEndpoint": _CRI,
             "imageGCHighThresholdPercent": 100,
             "evictionHard": {"memory.available": "100Mi"},
             "clusterDNS": [SERVICE],
