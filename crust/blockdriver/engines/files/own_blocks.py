@@ -39,6 +39,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 from crust.blockdriver.engines.files.directories import Directories, VolumeDirectories
 from crust.blockdriver.host import btrfs, extents
@@ -74,18 +75,19 @@ class Counted:
     unseen_bytes: int = 0
     snapshot_bytes: int = 0
 
-    def plus(self, other: "Counted", sign: int = 1) -> "Counted":
-        """The sum, or with -1 the difference."""
-        return Counted(
-            self.own_bytes + sign * other.own_bytes,
-            self.unseen_bytes + sign * other.unseen_bytes,
-            self.snapshot_bytes + sign * other.snapshot_bytes,
+    @classmethod
+    def sum_of(cls, numbers: Collection["Counted"]) -> "Counted":
+        """The sums of each number."""
+        return cls(
+            sum(each.own_bytes for each in numbers),
+            sum(each.unseen_bytes for each in numbers),
+            sum(each.snapshot_bytes for each in numbers),
         )
 
 
 @dataclass(slots=True, eq=False)
 class _Family:
-    """The ids of volumes and sets whose files may share blocks, and their numbers in the sum."""
+    """The ids of volumes and sets whose files may share blocks, and the numbers that count for them."""
 
     members: set[str]
     counted: Counted = Counted()
@@ -120,7 +122,6 @@ class OwnBlocks:
         self._guard = threading.Lock()
         self._files: dict[str, tuple[_File, ...]] = {}
         self._family_of: dict[str, _Family] = {}
-        self._sum = Counted()
         self._full_at_s = -math.inf
         self._making: dict[str, Place] = {}
         """The directories of volumes and sets that are being made, by id."""
@@ -183,8 +184,8 @@ class OwnBlocks:
                 self._family_of.pop(volume_or_set_id, None)
             elif family is not joined:
                 family.members |= joined.members
-                family.counted = family.counted.plus(joined.counted)
-                family.seen = family.seen.plus(joined.seen)
+                family.counted = Counted.sum_of((family.counted, joined.counted))
+                family.seen = Counted.sum_of((family.seen, joined.seen))
                 family.blocks_bytes += joined.blocks_bytes
                 self._family_of.update(dict.fromkeys(joined.members, family))
 
@@ -192,12 +193,14 @@ class OwnBlocks:
         """The numbers now. Raises `NotSeen` where the pool itself cannot be looked at."""
         with self._guard:
             self._look()
+            families = set(self._family_of.values())
+            total = Counted.sum_of([family.counted for family in families])
             if not self._unseen:
-                return self._sum
-            own_bytes = self._sum.own_bytes
+                return total
+            own_bytes = total.own_bytes
             if not all(map(self._directories.is_id, self._unseen)):
-                own_bytes = min(own_bytes, self._sum.snapshot_bytes)
-            return Counted(own_bytes, _NO_NUMBER, self._sum.snapshot_bytes)
+                own_bytes = min(own_bytes, total.snapshot_bytes)
+            return Counted(own_bytes, _NO_NUMBER, total.snapshot_bytes)
 
     def added_bytes(self, copies: Mapping[str, Place]) -> int:
         """The bytes that a set of snapshots with these files would add to `snapshots`: without those that another
@@ -268,7 +271,12 @@ class OwnBlocks:
             again = {*volumes, *sets, *self._files, *self._making, *self._changed} - kept
         again |= self._unseen
         self._unseen = set()
-        present = {one: self._seen_files_of(one) for one in again}
+        present: dict[str, tuple[_File, ...]] = {}
+        for one in again:
+            files = answers.ask(one, partial(self._files_of, one))
+            if not isinstance(files, answers.Present):
+                self._unseen.add(one)
+            present[one] = files.value if isinstance(files, answers.Present) else ()
         changed = {one for one, files in present.items() if self._files.get(one, ()) != files}
         is_strange = any(self._is_strange(one, files) for one, files in present.items())
         new = changed - self._files.keys()
@@ -284,20 +292,10 @@ class OwnBlocks:
             self._count(self._to_look_at(changed, new))
         self._changed, self._were_attached, self._full_at_s = set(), attached, full_at_s
 
-    def _seen_files_of(self, volume_or_set_id: str) -> tuple[_File, ...]:
-        """As `_files_of`; without files if one of them is not seen."""
-        files = answers.ask(volume_or_set_id, lambda: self._files_of(volume_or_set_id))
-        if isinstance(files, answers.Present):
-            return files.value
-        self._unseen.add(volume_or_set_id)
-        return ()
-
     def _files_of(self, volume_or_set_id: str) -> tuple[_File, ...]:
-        """The files of a volume or set; of a set that is being made as those of a volume."""
-        home, is_volume = (
-            self._making.get(volume_or_set_id),
-            self._directories.is_id(volume_or_set_id),
-        )
+        """The files of a volume or set; of a set that is being made as those of a volume. Raises `NotSeen`."""
+        home = self._making.get(volume_or_set_id)
+        is_volume = self._directories.is_id(volume_or_set_id)
         if home is not None:
             # a clone for a snapshot has no blocks of its own yet
             return _listed(home) if is_volume or not self._clones() else ()
@@ -344,8 +342,8 @@ class OwnBlocks:
         for group in groups:  # a set with files of two groups joins them
             family = _Family(set().union(*(self._family_of[one].members for one in group)))
             self._family_of.update(dict.fromkeys(family.members, family))
-        self._sum, self._estimated = Counted(), set()
-        self._count({id(family): family for family in self._family_of.values()}.values())
+        self._estimated = set()
+        self._count(set(self._family_of.values()))
 
     def _sharing(self, ids: Iterable[str]) -> answers.Answer[list[set[str]]]:
         """The files of volumes and sets that share blocks, in groups."""
@@ -360,7 +358,8 @@ class OwnBlocks:
             if one in self._added:
                 blocks_bytes = sum(file.blocks_bytes for file in self._files[one])
                 family.blocks_bytes += blocks_bytes
-                family.seen = family.seen.plus(Counted(snapshot_bytes=self._added[one]))
+                added = Counted(snapshot_bytes=self._added[one])
+                family.seen = Counted.sum_of((family.seen, added))
                 self._estimated.add(family)
             elif one in new:
                 due.add(family)
@@ -371,7 +370,7 @@ class OwnBlocks:
         due |= {family for family in self._estimated if family.due_at_s <= now_s}
         self._estimated -= due
         for family in self._estimated:
-            self._set(family, self._estimate(family))
+            family.counted = self._estimate(family)
         return due
 
     def _estimate(self, family: _Family) -> Counted:
@@ -396,19 +395,14 @@ class OwnBlocks:
                     btrfs.commit(self._directories.directory)
                 self._is_uncommitted = False
             files = self._files_in(family)
-            family.seen = self._counted(files)
+            family.seen = family.counted = self._counted(files)
             family.blocks_bytes = sum(file.blocks_bytes for file in files)
             took_s = time.monotonic() - began_s
             family.due_at_s = began_s + (_PAUSE_FACTOR * took_s if took_s > _SHORT_S else 0)
             self._estimated.discard(family)
-            self._set(family, family.seen)
 
     def _files_in(self, family: _Family) -> set[_File]:
         return {file for one in family.members for file in self._files.get(one, ())}
-
-    def _set(self, family: _Family, counted: Counted) -> None:
-        self._sum = self._sum.plus(family.counted, -1).plus(counted)
-        family.counted = counted
 
     def _counted(self, files: Collection[_File]) -> Counted:
         by_blocks = Counted(
