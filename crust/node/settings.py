@@ -6,7 +6,7 @@ differently, a setting of the process inside of a part.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Annotated, Any, Self
 
 import pydantic
@@ -70,50 +70,43 @@ class NodeSettings(ProgramSettings):
 
     @pydantic.model_validator(mode="after")
     def _fits_together(self) -> Self:
-        for problem in (*self._shim_problems(), *self._driver_problems()):
-            raise ValueError(problem)
+        for key in ("socket", "driver_socket"):
+            for value in _repeated(getattr(shim, key) for shim in self.shim):
+                raise ValueError(f"two tables of shim have the {key} {value!r}")
+        if any(shim.controller for shim in self.shim):
+            raise ValueError("shim.controller is set: a controller's shim is a process of its own")
+        for what, why in mismatches(self.proxy, self.shim, self.driver):
+            raise ValueError(
+                f"{what}, and {why}: leave the key out, or the table driver if another driver is wrapped"
+            )
         return self
 
-    def _shim_problems(self) -> list[str]:
-        backends = {driver.backend for driver in self.proxy.drivers}
-        problems = [
-            f"two tables of shim have the {key} {value!r}"
-            for key in ("socket", "driver_socket")
-            for value in _repeated(getattr(shim, key) for shim in self.shim)
-        ]
-        for shim in self.shim:
-            if shim.controller:
-                problems.append(
-                    "shim.controller is set: a controller's shim is a process of its own"
-                )
-            if shim.runtime_socket != self.runtime_socket:
-                problems.append(_other("shim", shim.runtime_socket, self.runtime_socket))
-            if shim.socket not in backends:
-                problems.append(
-                    f"nothing calls the shim at {shim.socket}: no proxy.drivers has it as its backend"
-                )
-        return problems
 
-    def _driver_problems(self) -> list[str]:
-        problems = []
-        for driver in self.driver:
-            if driver.socket not in {shim.driver_socket for shim in self.shim}:
-                problems.append(
-                    f"nothing calls the driver at {driver.socket}: no shim has it as its driver_socket; leave the "
-                    "table driver out if another driver is wrapped"
-                )
-            if driver.runtime_socket != self.runtime_socket:
-                problems.append(_other("driver", driver.runtime_socket, self.runtime_socket))
-        return problems
+def mismatches(
+    proxy: ProxySettings, shims: Collection[ShimSettings], drivers: Iterable[DriverSettings]
+) -> Iterator[tuple[str, str]]:
+    """The sockets on which the programs of one node do not agree, and why."""
+    runtime_socket = f"{proxy.run_dir}/runtime.sock"
+    is_served = f"the proxy serves {runtime_socket}"
+    by_proxy = sorted({served.backend for served in proxy.drivers})
+    by_shims = sorted({shim.driver_socket for shim in shims})
+    for shim in shims:
+        if shim.socket not in by_proxy:
+            why = f"the backends of proxy.drivers are {', '.join(by_proxy) or 'none'}"
+            yield f"nothing calls the shim at {shim.socket}", why
+        if not shim.controller and shim.runtime_socket != runtime_socket:
+            yield f"the runtime_socket of a shim is {shim.runtime_socket!r}", is_served
+    for driver in drivers:
+        if driver.socket not in by_shims:
+            why = f"the driver_socket of a shim is {', '.join(by_shims)}"
+            yield f"nothing calls the driver at {driver.socket}", why
+        if driver.runtime_socket not in ("", runtime_socket):
+            yield f"the runtime_socket of a driver is {driver.runtime_socket!r}", is_served
 
 
 def _repeated(values: Any) -> list[str]:
     listed = list(values)
     return sorted({value for value in listed if listed.count(value) > 1})
-
-
-def _other(part: str, socket: str, served: str) -> str:
-    return f"{part}.runtime_socket is {socket!r}, and the proxy of this process serves {served}: leave it out"
 
 
 def _completed(tables: dict[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from crust.cli.doctor.node import CONFIG_DIR, Node
 from crust.core import errors
 from crust.csi_shim.settings import ShimSettings
 from crust.inspection import daemon_calls, views
+from crust.node.settings import mismatches
 from crust.proxy.settings import ProxySettings
 
 _SOCKETS = ("runtime.sock", "handlers.sock", "inspect.sock")
@@ -52,30 +53,12 @@ def sockets_match(node: Node) -> Iterator[Finding]:
     proxy, shim, driver = (node.settings_of(program) for program in ("proxy", "shim", "driver"))
     if not (isinstance(proxy, ProxySettings) and isinstance(shim, ShimSettings)):
         return
-    wrong = list(_mismatches(proxy, shim, driver if isinstance(driver, DriverSettings) else None))
-    for mismatch, why in wrong:
-        yield error(mismatch, why, f"name the same socket in both files of {CONFIG_DIR}")
+    drivers = (driver,) if isinstance(driver, DriverSettings) else ()
+    wrong = list(mismatches(proxy, (shim,), drivers))
+    for what, why in wrong:
+        yield error(what, why, f"name the same socket in both files of {CONFIG_DIR}")
     if not wrong:
         yield ok("proxy, shim and driver name the same sockets")
-
-
-def _mismatches(
-    proxy: ProxySettings, shim: ShimSettings, driver: DriverSettings | None
-) -> Iterator[tuple[str, str]]:
-    backends = {served.backend for served in proxy.drivers}
-    runtime = f"{proxy.run_dir}/runtime.sock"
-    serves = f"the proxy serves {runtime}"
-    if shim.socket not in backends:
-        why = f"the proxy calls {', '.join(sorted(backends)) or 'none'}"
-        yield f"no proxy calls the shim at {shim.socket}", why
-    if not shim.controller and shim.runtime_socket != runtime:
-        yield f"the shim asks the proxy at {shim.runtime_socket}", serves
-    if driver is None:
-        return
-    if driver.socket != shim.driver_socket:
-        yield f"no shim calls the driver at {driver.socket}", f"the shim calls {shim.driver_socket}"
-    if driver.runtime_socket and driver.runtime_socket != runtime:
-        yield f"the driver asks the proxy at {driver.runtime_socket}", serves
 
 
 @doctor_check("sockets")

@@ -40,9 +40,9 @@ def test_node_without_settings_is_a_warning(root: Path) -> None:
 @pytest.mark.parametrize(
     ("program", "old", "new", "words"),
     [
-        ("shim", 'socket = "/run/crust/shim', 'socket = "/run/x', "no proxy calls the shim at /run/x"),
-        ("driver", 'socket = "/run/crust/driver', 'socket = "/run/x', "no shim calls the driver"),
-        ("driver", "/run/crust/runtime.sock", "/run/x.sock", "the driver asks the proxy at /run/x"),
+        ("shim", 'socket = "/run/crust/shim', 'socket = "/run/x', "nothing calls the shim at /run/x"),
+        ("driver", 'socket = "/run/crust/driver', 'socket = "/run/x', "nothing calls the driver at /run/x"),
+        ("driver", "/run/crust/runtime.sock", "/run/x.sock", "runtime_socket of a driver is '/run/x"),
     ],
 )  # fmt: skip
 def test_sockets_that_do_not_match_are_an_error(
