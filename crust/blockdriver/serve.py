@@ -239,11 +239,7 @@ async def run_driver(settings: DriverSettings) -> None:
     """Serve until cancelled. Raises the error of a failed start, after undoing the steps before it."""
     await check_host(settings)
     driver = driver_of(settings)
-    serving = running(
-        driver,
-        socket=settings.socket,
-        run_dir=settings.run_dir,
-    )
+    serving = running(driver, socket=settings.socket, run_dir=settings.run_dir)
     # in this order: a bad kubeconfig ends the start before the driver serves a call
     async with (
         _declared_gone(driver.name, settings.kubernetes) as nodes,

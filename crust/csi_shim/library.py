@@ -19,13 +19,7 @@ from crust.host.mounts import mount_options
 from crust.rpc.messages import csi, extensions
 from crust.wire.csi.v1 import csi_pb2
 
-__all__ = [
-    "capabilities",
-    "deferral_requested",
-    "deferred_mount",
-    "identify_device",
-    "is_deferred",
-]
+__all__ = ["capabilities", "deferral_requested", "deferred_mount", "identify_device", "is_deferred"]
 
 M = TypeVar("M", bound=Message)
 _RPC = csi_pb2.NodeServiceCapability.RPC

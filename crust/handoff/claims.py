@@ -283,9 +283,8 @@ class ClaimLock:
         """
         if self.fd < 0:
             return
-        with contextlib.closing(
-            self
-        ):  # frees the lock where the unlock fails, unless a child has a copy
+        # it frees the lock where the unlock fails, unless a child has a copy
+        with contextlib.closing(self):
             try:
                 if not self._is_settled:
                     self._is_settled = True
@@ -393,9 +392,8 @@ def touch(paths: layout.EntryPaths) -> None:
 def _held(paths: layout.EntryPaths, target: volumes.TargetPath) -> HeldBySandbox:
     try:
         claim = read(paths)
-    except (
-        errors.CrustError
-    ) as error:  # only the holder's name is missing; the held lock is certain
+    # only the holder's name is missing; the held lock is certain
+    except errors.CrustError as error:
         return HeldBySandbox(target, "", "", unread=error)
     if claim is None:
         return HeldBySandbox(target, "", "")

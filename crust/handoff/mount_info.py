@@ -37,12 +37,7 @@ CephName = Annotated[
 
 
 class Model(BaseModel):
-    model_config = ConfigDict(
-        strict=True,
-        extra="ignore",
-        frozen=True,
-        hide_input_in_errors=True,
-    )
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True, hide_input_in_errors=True)
 
 
 class Identity(Model):
@@ -155,10 +150,7 @@ class CrustPart(Model):
 
 def _is_known(model: type[BaseModel], path: str) -> bool:
     name, _, below = path.partition(".")
-    field = next(
-        (f for key, f in model.model_fields.items() if name in (key, f.alias)),
-        None,
-    )
+    field = next((f for key, f in model.model_fields.items() if name in (key, f.alias)), None)
     if field is None or not below:
         return field is not None
     kinds = [kind for kind in (field.annotation, *get_args(field.annotation)) if isclass(kind)]

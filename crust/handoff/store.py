@@ -33,14 +33,7 @@ from crust.handoff.record import Record
 from crust.host.files import durable, listing, locks
 from crust.host.process import syscalls
 
-__all__ = [
-    "Entry",
-    "EntryDiffers",
-    "Removal",
-    "Store",
-    "UnknownHandoffFile",
-    "UntrustedDirectory",
-]
+__all__ = ["Entry", "EntryDiffers", "Removal", "Store", "UnknownHandoffFile", "UntrustedDirectory"]
 
 _log = logging.getLogger(__name__)
 

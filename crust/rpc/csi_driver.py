@@ -8,7 +8,7 @@ ignore `defer_fs_ops` and mount on the host. crust raises a status of the driver
 import asyncio
 import contextlib
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from crust.core import errors, volumes
 from crust.rpc.call import Call, Metadata
@@ -25,12 +25,14 @@ QUESTION_TIMEOUT_S = 10.0
 
 _RPC = csi_pb2.NodeServiceCapability.RPC
 
+T = TypeVar("T")
 
-class _Question(NamedTuple):
+
+class _Question(NamedTuple, Generic[T]):
     """A method with an empty request, the reader of its answer, and its metadata."""
 
     method: str
-    read: Callable[[bytes], Any]
+    read: Callable[[bytes], T]
     metadata: Metadata = ()
 
 
@@ -62,7 +64,7 @@ class CsiDriver:
     def __init__(self, port: Port) -> None:
         self.port = port
         self.node = stub(csi_pb2_grpc.NodeStub, port)
-        self._facts: dict[_Question, tuple[int, Any]] = {}
+        self._facts: dict[_Question[Any], tuple[int, Any]] = {}
         """The last answers, each with the connection by which it came."""
         self._asks: asyncio.Task[None] | None = None
 
@@ -82,20 +84,17 @@ class CsiDriver:
 
     async def name(self, timeout_s: float | None = QUESTION_TIMEOUT_S) -> volumes.DriverName:
         """The driver's own name; raises `PeerStatus`."""
-        name: volumes.DriverName = await self._fact(_NAME, timeout_s)
-        return name
+        return await self._fact(_NAME, timeout_s)
 
     async def node_capabilities(
         self, timeout_s: float | None = QUESTION_TIMEOUT_S
     ) -> frozenset[int]:
         """The numbers of the capabilities of the driver that is connected; raises `PeerStatus`."""
-        advertised: frozenset[int] = await self._fact(_NODE_CAPABILITIES, timeout_s)
-        return advertised
+        return await self._fact(_NODE_CAPABILITIES, timeout_s)
 
     async def expands_volumes(self, timeout_s: float | None = QUESTION_TIMEOUT_S) -> bool:
         """Whether the driver that is connected expands volumes at all; raises `PeerStatus`."""
-        expands: bool = await self._fact(_EXPANDS, timeout_s)
-        return expands
+        return await self._fact(_EXPANDS, timeout_s)
 
     async def defers(self, timeout_s: float | None = QUESTION_TIMEOUT_S) -> bool:
         """Whether it advertises DEFER_FS_OPS; raises `PeerStatus`.
@@ -146,12 +145,13 @@ class CsiDriver:
             self._asks.cancel()
             await asyncio.wait([self._asks])
 
-    async def _fact(self, question: _Question, timeout_s: float | None) -> Any:
+    async def _fact(self, question: _Question[T], timeout_s: float | None) -> T:
         """The driver's answer over the connection that exists now; asks if there is none.
 
         The caller has sent another call: a status of the driver to this question says so.
         """
         connected = self.port.connection
+        fact: T
         fact_connection, fact = self._facts.get(question, (0, None))
         if connected and connected == fact_connection:
             return fact
@@ -160,10 +160,8 @@ class CsiDriver:
             answer = await self.port.answer(call, b"")
             fact = decoded(question.read, answer, question.method)
         except PeerStatus as status:
-            if status.text.startswith(
-                "["
-            ):  # an error of crust, whose name must stay in front (docs/api.md)
-                raise
+            if status.text.startswith("["):
+                raise  # an error of crust, whose name must stay in front (docs/api.md)
             rpc = question.method.rpartition("/")[2]
             text = f"the driver was asked {rpc} first, and answered: {status.text}"
             raise PeerStatus(status.code, text, status.trailing) from status

@@ -98,9 +98,8 @@ def _flags(path: str, only: tuple[str, ...]) -> tuple[click.Option, ...]:
 def _is_table(kind: Any) -> bool:
     """Whether a setting is a table, or a list or mapping of tables."""
     if isinstance(kind, type) and not get_args(kind):
-        from crust.core.settings.program import (
-            Table,
-        )  # pydantic takes a third of the time of a short command
+        # pydantic takes a third of the time of a short command
+        from crust.core.settings.program import Table
 
         return issubclass(kind, Table)
     return any(map(_is_table, get_args(kind)))

@@ -73,9 +73,8 @@ def admit(driver: str, request: csi_pb2.NodePublishVolumeRequest) -> Admitted:
     why = vendors.why_not_with_secrets(driver, request.secrets)
     if why:
         raise CannotBeDeferred(request.volume_id, why)
-    deferral_keys.formats_in_guest(
-        request.volume_context
-    )  # checks the key alone: a guest always formats
+    # checks the key alone: a guest always formats
+    deferral_keys.formats_in_guest(request.volume_context)
     options = mount_options.parse(access.mount_flags, for_guest=True)
     if fs_type in mkfs.SUPPORTED:
         mount_options.for_kernel(fs_type, options)

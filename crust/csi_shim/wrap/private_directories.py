@@ -98,9 +98,8 @@ def has_volumes(kubelet_root: str) -> bool:
 
 def is_staged(paths: PrivatePaths) -> bool:
     """Whether there is a record: the volume is staged as block, or not known to be staged as the CO asked."""
-    return is_changing(paths) or listing.exists(
-        paths.staging
-    )  # each change makes and removes them so
+    # each change makes and removes them so
+    return is_changing(paths) or listing.exists(paths.staging)
 
 
 def is_changing(paths: PrivatePaths) -> bool:

@@ -164,9 +164,7 @@ def condition_to_wire(value: volumes.VolumeCondition | None) -> types_pb2.Volume
     return types_pb2.VolumeCondition(abnormal=value.abnormal, message=value.message)
 
 
-def capacity_range(
-    pb: types_pb2.CapacityRange | csi_pb2.CapacityRange,
-) -> volumes.CapacityRange:
+def capacity_range(pb: types_pb2.CapacityRange | csi_pb2.CapacityRange) -> volumes.CapacityRange:
     """Decode a range; raises `errors.InvalidRequest`, and `errors.OutOfRange` when no size can satisfy it."""
     if pb.required_bytes < 0 or pb.limit_bytes < 0:
         raise errors.InvalidRequest(

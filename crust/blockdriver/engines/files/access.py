@@ -79,9 +79,8 @@ class FileAccess:
                     raise
                 raise ImageMissing(volume_id) from err
             self._known[volume_id] = device
-        if (
-            access.keeps_blocks or self._is_btrfs
-        ):  # at each attach: a driver may have been killed before it
+        # at each attach: a driver may have been killed before it
+        if access.keeps_blocks or self._is_btrfs:
             loop.keep_blocks(device)
         return replace(_attachment(device), is_new=is_new)
 
@@ -157,9 +156,8 @@ class FileAccess:
         if cached is not None and devices.size_of(cached.identity):
             return cached
         path = self._directories.image(volume_id)
-        if not self._directories.is_id(
-            volume_id
-        ):  # of a pool that was here before: its files cannot be reached
+        # of a pool that was here before: its files cannot be reached
+        if not self._directories.is_id(volume_id):
             named = loop.list_named(os.path.basename(path).__eq__)
             marks = f"{_MARK}*:{_end_of(volume_id)}"
             attached = tuple(device for device in named if fnmatch.fnmatch(device.tag, marks))

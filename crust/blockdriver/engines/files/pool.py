@@ -30,12 +30,7 @@ from typing import Annotated
 import pydantic
 
 from crust.blockdriver import schema
-from crust.blockdriver.engines.pool_access import (
-    POOL_ID,
-    PoolAbsent,
-    PoolIds,
-    UnknownPoolLayout,
-)
+from crust.blockdriver.engines.pool_access import POOL_ID, PoolAbsent, PoolIds, UnknownPoolLayout
 from crust.core import errors
 from crust.host.files import durable, locks
 from crust.host.files.durable import DirectoryReplaced, HeldDirectory, Place

@@ -313,9 +313,8 @@ class FileProvisioning:
         )
 
     def _free_bytes(self) -> int:
-        uncounted_bytes = btrfs.uncounted_bytes(
-            self._pool
-        )  # first: a write goes from them to the used bytes
+        # first: a write goes from them to the used bytes
+        uncounted_bytes = btrfs.uncounted_bytes(self._pool)
         return max(sparse.space(self._pool).available_bytes - uncounted_bytes, 0)
 
     def image_ids(self) -> frozenset[volumes.VolumeId]:
