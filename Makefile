@@ -148,7 +148,8 @@ unit: $(VENV)/.done $(HELM) ## the tests that do not need root
 simulate: export SEEDS ?= 100
 simulate: root $(VENV)/.done ## random lives of a node under a simulated kubelet, and of a pool; SEEDS=n (docs/reliability.md; root)
 	@$(PYTEST) -n $(JOBS) tests/unit/proxy/test_simulation.py
-	@$(PYTEST) $(SIDE_BY_SIDE) tests/integration/blockdriver/pools/test_promises.py
+	@$(PYTEST) $(SIDE_BY_SIDE) tests/integration/blockdriver/pools/test_promises.py \
+		tests/integration/ceph/test_promises.py
 
 .PHONY: integration
 integration: root setup third-party ## the tests on real loop devices, mounts and sockets (root)
