@@ -7,6 +7,7 @@ import rbd
 
 from crust.blockdriver.engines.pool_access import RecordKind
 from crust.blockdriver.engines.protocol import Image
+from crust.blockdriver.engines.rbd.provisioning import copies
 from crust.blockdriver.engines.rbd.provisioning.engine import RbdProvisioning
 from crust.core import errors
 from examples.cluster.ceph_cluster import CephCluster
@@ -132,6 +133,29 @@ def test_snapshot_of_clone_counts_what_a_write_copies_into_it(
     assert total(engine) == 2 * OBJECT, "the deleted snapshot of the source has gone"
     drop(engine, first)
     assert total(engine) == 2 * OBJECT
+
+
+def test_flattening_in_the_background_loses_no_byte(
+    engine: RbdProvisioning, guest: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It leaves snapshots without a valid object map."""
+    filled(engine, guest)
+    clone(engine, B, A, source_bytes=SIZE, size_bytes=SIZE)
+    of_source = total(engine)
+    first, second = (snapshot_of(B, name) for name in ("first", "second"))
+    take(engine, first)
+    write(guest, B, b"y", 2 * OBJECT)
+    take(engine, second)
+    assert total(engine) == of_source + 3 * OBJECT
+    monkeypatch.setattr(copies, "SOFT_DEPTH", 0)
+    copies.put_flatten(guest, B)
+    engine.background.look()
+    engine.own_bytes.look()
+    assert total(engine) == 3 * OBJECT
+    assert engine.added_bytes(B) == 3 * OBJECT, "the image's new map has all as written"
+    assert take_as_announced(engine, snapshot_of(B, "third")) == 3 * OBJECT
+    write(guest, B, b"y")
+    assert engine.added_bytes(B) == OBJECT
 
 
 def test_image_without_object_map_is_looked_at_object_by_object(
