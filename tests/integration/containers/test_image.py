@@ -11,8 +11,6 @@ import re
 import stat
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc
@@ -22,7 +20,6 @@ import pytest
 from crust.host.mounts import mount_api, mountinfo
 from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
-from crust.wire.v1 import inspect_pb2, inspect_pb2_grpc
 from tests.integration.containers.conftest import ANSWER_S, CAPABILITY, Pods
 from tests.support import chart, environments
 from tests.support.co import Co, stage_request
@@ -33,6 +30,8 @@ from tests.support.containers import (
     Containerd,
 )
 from tests.support.faults.refusals import refused
+from tests.support.forms import node_list, pod
+from tests.support.forms.pod import GuestPod
 from tests.support.rendered_pods import RenderedPod
 
 # The first test waits for the build, which installs a small Debian: five minutes beside other work.
@@ -77,47 +76,9 @@ async def test_volume_lives_in_containers_of_the_image(pods: Pods, image: Path) 
 
 
 @pytest.mark.vm
-async def test_guest_mounts_what_containers_publish(pods: Pods, image: Path) -> None:
-    """The runtime is a daemon of the host, as Kata is."""
-    pods.image = image
-    await pods.start()
-    async with guests(pods) as runtime:
-        _, target = await pods.published_volume()
-        for command in ("echo written >/data/file && df /data", "cat /data/file"):
-            mount = f"--mount=source={target},destination=/data"
-            shown = await runtime("run", mount, "sh", "-c", command)
-        assert shown == "written\n"
-
-
-@asynccontextmanager
-async def guests(pods: Pods) -> AsyncIterator[Callable[..., Awaitable[str]]]:
-    """The example runtime on the host, registered; the result runs one of its commands."""
-    program = (sys.executable, "-m", "examples.kata")
-    here = f"--run-dir={pods.run}/kata"  # the proxy's pod has no other directory of the host to find the handler in
-    sockets = f"--handlers-socket={pods.places.sockets.handlers}"
-    process = await asyncio.create_subprocess_exec(
-        *program, "serve", here, sockets, "--name=kata", cwd=CHECKOUT
-    )
-
-    async def ask(command: str, *arguments: str) -> str:
-        asked = await asyncio.create_subprocess_exec(
-            *program, command, here, *arguments, cwd=CHECKOUT, stdout=asyncio.subprocess.PIPE
-        )
-        answered, _ = await asked.communicate()
-        assert asked.returncode == 0
-        return answered.decode()
-
-    try:
-        async with asyncio.timeout(ANSWER_S), channel.connect(pods.places.sockets.inspect) as proxy:
-            inspect: inspect_pb2_grpc.InspectAsyncStub = inspect_pb2_grpc.InspectStub(proxy)
-            events = inspect.Watch(inspect_pb2.WatchRequest())
-            await events.initial_metadata()
-            while not (await inspect.ListHandlers(inspect_pb2.ListHandlersRequest())).handlers:
-                await events.read()
-        yield ask
-    finally:
-        process.terminate()
-        await process.wait()
+async def test_pod_of_the_image_publishes_to_a_guest(containerd: Containerd, image: Path) -> None:
+    with pod.serving(containerd, chart.choice("local"), GuestPod, image) as node:
+        await node_list.deferred_publish_and_unpublish(node)
 
 
 def test_image_has_this_version_and_all_tools(containerd: Containerd, image: Path) -> None:

@@ -4,19 +4,24 @@ The node's root is this machine's own file system, under an overlay, with a kube
 they are under systemd. Its processes and devices are this machine's.
 """
 
+import asyncio
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
-from crust.core.settings import OWN_DRIVER
+from crust.core import volumes
+from crust.core.volumes import HandlerFeature
+from crust.handoff.store import Store
 from crust.host.block import loop
 from examples.drivers import minimal
+from examples.kata.demo.kubelet import Kubelet
 from tests.support import trees
 from tests.support.containers import (
     BIDIRECTIONAL,
@@ -29,7 +34,7 @@ from tests.support.containers import (
 )
 from tests.support.drivers import remnants
 from tests.support.environments import do
-from tests.support.forms.form import KUBELET, VENDORS_SOCKET, Form
+from tests.support.forms.form import KUBELET, NO_FORMAT, TARGET, VENDORS_SOCKET, Form
 from tests.support.rendered_pods import RenderedPod
 
 SHIM = "/run/crust/shim-vendor/csi.sock"
@@ -46,6 +51,8 @@ class Pod(Form):
     directory: Path
     containerd: Containerd
     values: str
+    image: Path | None = None
+    """The root file system of the image; without one that of this checkout."""
     containers: dict[str, Container] = field(default_factory=dict, init=False)
 
     @property
@@ -54,8 +61,11 @@ class Pod(Form):
 
     def start(self, process: str) -> Container:
         """Start the container as a kubelet does."""
+        return self.rendered(process).start(self.containerd, self.image)
+
+    def rendered(self, process: str) -> RenderedPod:
         node = {path: self.at(path) for path in _OF_NODE}
-        return RenderedPod(self.values, process, node, self.directory).start(self.containerd)
+        return RenderedPod(self.values, process, node, self.directory)
 
     def at(self, path: str) -> Path:
         """A path of the node, seen from outside."""
@@ -113,6 +123,50 @@ class Pod(Form):
         return ["chroot", str(self.root), *command]
 
 
+class GuestPod(Pod):
+    """A node beside which the example runtime serves, as Kata does: a sandbox is a microVM that mounts its volume."""
+
+    _RUNTIME = ("env", f"--chdir={CHECKOUT}", sys.executable, "-m", "examples.kata")
+    _HERE = "--run-dir=/run/crust/example"
+    """The proxy, in its pod, sees the handler's socket there."""
+
+    @asynccontextmanager
+    async def handler(self, features: frozenset[HandlerFeature] = NO_FORMAT) -> AsyncIterator[None]:
+        """The runtime has features of its own."""
+        csi = f"{self.root}{KUBELET}/plugins/{self.driver}/csi.sock"
+        kubelet = Kubelet(self.root, csi, f"{self.root}/run/crust/inspect.sock")
+        with self.running(*self._RUNTIME, "serve", self._HERE) as runtime:
+            try:
+                await kubelet.wait_ready("kata")
+                yield
+            finally:
+                await kubelet.close()
+                runtime.terminate()
+                await asyncio.to_thread(runtime.wait)
+
+    @contextmanager
+    def sandbox(self, target: str = TARGET, error: str = "") -> Iterator[str]:
+        """The device of its microVM, which has written to it when the block begins, and ends with the block."""
+        assert not error
+        entry = Store(str(self.at("/run/crust/volumes"))).read(volumes.TargetPath(target))
+        assert entry is not None
+        with self.guest(target):
+            yield entry.require().device
+
+    @contextmanager
+    def guest(self, target: str = TARGET) -> Iterator[None]:
+        """A microVM that has the volume, and has written to it when the block begins; it ends with the block."""
+        of_guest = ("--sandbox=guest", f"--mount=source={target},destination=/data")
+        script = "echo written >/data/file; sync; cat /data/file; exec sleep infinity"
+        command = (*self._RUNTIME, "run", self._HERE, *of_guest, "sh", "-c", script)
+        with self.running(*command) as guest:
+            assert guest.stdout is not None
+            line = guest.stdout.readline()
+            assert line == "written\n", line + guest.stdout.read()
+            yield
+            self.output(*self._RUNTIME, "stop", self._HERE, "guest")
+
+
 class WrappingPod(Pod):
     """A node whose pod of the chart serves the vendor's driver alone."""
 
@@ -146,14 +200,19 @@ class VendorsPods(WrappingPod):
         )
 
 
+AnyPod = TypeVar("AnyPod", bound=Pod)
+
+
 @contextmanager
-def serving(containerd: Containerd, values: str, kind: type[Pod] = Pod) -> Iterator[Pod]:
+def serving(
+    containerd: Containerd, values: str, kind: Callable[..., AnyPod], image: Path | None = None
+) -> Iterator[AnyPod]:
     """A node with the pod of these values; afterwards nothing of it may be left."""
-    form = kind(Path(tempfile.mkdtemp(prefix="crust-")), containerd, values)
+    form = kind(Path(tempfile.mkdtemp(prefix="crust-")), containerd, values, image)
     try:
         _make_root(form)
         with ExitStack() as beside:
-            if form.driver != OWN_DRIVER:
+            if form.driver == minimal.NAME:
                 beside.enter_context(form.vendors_driver())
             for process in form.processes:
                 form.serve(process)
