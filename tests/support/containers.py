@@ -59,6 +59,7 @@ class Rights:
     capabilities: Sequence[str]
     user: int = 0
     host_pid: bool = False
+    host_network: bool = False
     may_escalate: bool = True
     readonly_root: bool = True
     has_devices: bool = True
@@ -68,7 +69,9 @@ class Rights:
     @property
     def namespaces(self) -> tuple[str, ...]:
         """The kinds of namespaces of its own."""
-        return ("mount", "network", "ipc", "uts", *(() if self.host_pid else ("pid",)))
+        shared = {"pid": self.host_pid, "network": self.host_network}
+        kinds = ("mount", "network", "ipc", "uts", "pid")
+        return tuple(kind for kind in kinds if not shared.get(kind))
 
 
 @dataclass(slots=True)

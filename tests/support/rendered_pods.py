@@ -42,6 +42,8 @@ class RenderedPod:
     node: Mapping[str, Path]
     directory: Path
     """Where the ConfigMaps' files are written."""
+    host_network: bool = False
+    """For a cluster of the tests, whose addresses are of the loopback interface."""
 
     @property
     def spec(self) -> Any:
@@ -73,6 +75,7 @@ class RenderedPod:
             all_capabilities() if privileged else (),
             user=self._user,
             host_pid=self.spec.get("hostPID", False),
+            host_network=self.host_network,
             may_escalate=context.get("allowPrivilegeEscalation", True),
             readonly_root=context["readOnlyRootFilesystem"],
             variables=(*_OF_KUBELET, *map(_variable, container.get("env", ()))),

@@ -183,6 +183,8 @@ class NodeState:
 
     def forget_staged(self, volume_id: volumes.VolumeId) -> None:
         """Remove a volume's file, with its publishes; absent is a success."""
+        if not self._boot:  # a controller alone has no node, and its container's root is read-only
+            return
         # The file first: an entry removed only from memory would be back after a restart, and block the volume.
         durable.remove(self._path(volume_id), survives_power_cut=False)
         with self._guard:

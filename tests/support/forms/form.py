@@ -207,7 +207,7 @@ class Volume:
     @property
     def stages(self) -> bool:
         """Whether the driver has STAGE_UNSTAGE_VOLUME."""
-        return self.driver == OWN_DRIVER
+        return self.driver != minimal.NAME
 
     async def stage(self) -> None:
         if self.stages:

@@ -7,22 +7,27 @@ they are under systemd. Its processes and devices are this machine's.
 import asyncio
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
+
+import grpc
 
 from crust.core import volumes
 from crust.core.volumes import HandlerFeature
 from crust.handoff.store import Store
 from crust.host.block import loop
+from crust.rpc import channel
 from examples.drivers import minimal
 from examples.kata.demo.kubelet import Kubelet
 from tests.support import trees
+from tests.support.co import Co
 from tests.support.containers import (
     BIDIRECTIONAL,
     CHECKOUT,
@@ -34,12 +39,15 @@ from tests.support.containers import (
 )
 from tests.support.drivers import remnants
 from tests.support.environments import do
-from tests.support.forms.form import KUBELET, NO_FORMAT, TARGET, VENDORS_SOCKET, Form
+from tests.support.faults.refusals import until_probe
+from tests.support.forms.form import ANSWER_S, KUBELET, NO_FORMAT, TARGET, VENDORS_SOCKET, Form
 from tests.support.rendered_pods import RenderedPod
 
 SHIM = "/run/crust/shim-vendor/csi.sock"
 _OF_NODE = (KUBELET, "/run/crust", "/var/lib/crust")
 """Where the pod has directories of the host that are the node's own, and not this machine's."""
+_NOBODY = 65534
+"""The user of the controllers."""
 
 
 @dataclass
@@ -165,6 +173,44 @@ class GuestPod(Pod):
             assert line == "written\n", line + guest.stdout.read()
             yield
             self.output(*self._RUNTIME, "stop", self._HERE, "guest")
+
+
+@dataclass
+class CephPods(GuestPod):
+    """A node of the chart's driver for Ceph, and its controllers' pod. Their network is the node's."""
+
+    driver = "rbd.csi.crust.dev"
+    key: str = field(kw_only=True)
+    """Of the controllers' user."""
+
+    @property
+    def processes(self) -> tuple[str, ...]:
+        return ("crust-rbd-controller", "crust-node")
+
+    def rendered(self, process: str) -> RenderedPod:
+        given = {name: self._given(name) for name in ("ceph", "csi", "run")}
+        with socket.create_server(("", 0)) as free:  # two pods of one network
+            values = f"{self.values}\nmetricsPort: {free.getsockname()[1]}\n"
+        pod = super().rendered(process)
+        return replace(pod, values=values, node={**pod.node, **given}, host_network=True)
+
+    def _given(self, name: str) -> Path:
+        """A volume that the controllers' pod has of its own; a container before them has copied the key."""
+        path = self.directory / name
+        path.mkdir(exist_ok=True)
+        path.chmod(0o777)
+        if name == "ceph":
+            (path / "key").write_text(self.key, encoding="ascii")
+            (path / "key").chmod(0o600)
+            os.chown(path / "key", _NOBODY, _NOBODY)
+        return path
+
+    @asynccontextmanager
+    async def controller(self) -> AsyncIterator[Co]:
+        """What the sidecars call."""
+        async with channel.connect(f"{self.directory}/csi/crust/csi.sock") as connected:
+            await until_probe(connected, grpc.StatusCode.OK, within_s=ANSWER_S)
+            yield Co(connected, ANSWER_S, waits=True)
 
 
 class WrappingPod(Pod):
