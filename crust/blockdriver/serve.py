@@ -33,7 +33,7 @@ from crust.host.files import durable, locks
 from crust.host.mounts import propagation
 from crust.host.process import workers
 from crust.kubernetes_api import api
-from crust.kubernetes_api.volumes_in_use import OutOfServiceNodes
+from crust.kubernetes_api.volumes_in_use import out_of_service
 from crust.rpc.port import Port, SocketPort
 from crust.rpc.serving.daemon import Daemon, starting
 from crust.rpc.serving.server import SOCKETS, Ports
@@ -261,7 +261,7 @@ async def _declared_gone(
         return
     client = await workers.run(api.client, access.kubeconfig)
     try:
-        yield OutOfServiceNodes(client, driver_name).ids
+        yield partial(out_of_service, client, driver_name)
     finally:
         await client.close()
 

@@ -309,10 +309,8 @@ def is_held(paths: layout.EntryPaths) -> bool:
     fd = _open_lock(paths.claim_lock, os.O_RDONLY)
     if fd is None:
         return False
-    try:
+    with syscalls.closing(fd):
         return locks.is_locked(fd)
-    finally:
-        os.close(fd)
 
 
 def read(paths: layout.EntryPaths) -> Claim | None:

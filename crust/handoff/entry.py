@@ -171,8 +171,9 @@ class Looks:
         self._known: set[str] = set()
         self._stamps: dict[str, _Stamp] = {}
         self._live: set[str] = set()
-        self._turn = _Turn(IN_TURN)
-        self._live_turn = _Turn(LOCKS_IN_TURN)
+        self._round: list[str] = []
+        """The names whose turn comes, of all entries and of the live ones."""
+        self._live_round: list[str] = []
 
     def forget(self, names: Iterable[str]) -> None:
         """Read these entries at the next look."""
@@ -186,9 +187,9 @@ class Looks:
         stamps = self._stamps
         names = {name for name, stamp in present.items() if stamps.get(name) != stamp}
         # some entries whose claim has died may be unchanged
-        live = self._live_turn.next(self._live)
+        live = _next_of(self._live_round, self._live, LOCKS_IN_TURN)
         names.update(name for name in live if not claims.is_held(self._layout.entry(name)))
-        names.update(self._turn.next(present))
+        names.update(_next_of(self._round, present, IN_TURN))
         entries = {
             name: entry for name in names if (entry := read_name(self._layout, name)) is not None
         }
@@ -225,16 +226,9 @@ class Looks:
         return stamps
 
 
-class _Turn:
-    """Goes round a changing set of names, some at a time."""
-
-    def __init__(self, number: int) -> None:
-        self._number = number
-        self._left: list[str] = []
-
-    def next(self, names: Collection[str]) -> list[str]:
-        """The next names of the round that are still present."""
-        if not self._left:
-            self._left = list(names)
-        chosen_names, self._left = self._left[: self._number], self._left[self._number :]
-        return [name for name in chosen_names if name in names]
+def _next_of(left: list[str], names: Collection[str], number: int) -> list[str]:
+    """The next names of a round over a changing set, those that are still in it. `left` are the names after them."""
+    if not left:
+        left.extend(names)
+    chosen_names, left[:] = left[:number], left[number:]
+    return [name for name in chosen_names if name in names]

@@ -15,7 +15,7 @@ A node is gone, and uses no volume, if it is out of service, or if its Node obje
 
 A node is out of service by the taint of that name, set by a person or by the system that powers machines off: it says
 that the machine is off. Kubernetes then detaches and deletes without waiting; a driver cuts such a node off from
-storage (`OutOfServiceNodes`). Crust believes the taint only if the node is not ready: a node whose kubelet reports is
+storage (`out_of_service`). Crust believes the taint only if the node is not ready: a node whose kubelet reports is
 alive. A node that is not ready, a deleted Node object and a detach by force prove nothing: each happens to a machine
 that only lost its network.
 """
@@ -174,24 +174,17 @@ def _inline(attachment: VolumeAttachmentSpec) -> CSISource | None:
     return None if inline is None else inline.csi
 
 
-class OutOfServiceNodes:
-    """Asks the Kubernetes API of one cluster, as the driver `driver`."""
-
-    def __init__(self, api: KubernetesApi, driver: str) -> None:
-        self._api = api
-        self._driver = driver
-
-    async def ids(self) -> frozenset[str]:
-        """The driver's ids of the nodes that are gone now, or the node's name if its CSINode object has no id of the
-        driver any more. Raises `KubernetesApiUnavailable`.
-        """
-        nodes, _ = await self._api.listing(Node)
-        names = [node.name for node in nodes if _is_out_of_service(node)]
-        if not names:
-            return frozenset()
-        csi_nodes, _ = await self._api.listing(CSINode)
-        ids = _ids(self._driver, csi_nodes)
-        return frozenset(ids.get(name, name) for name in names)
+async def out_of_service(api: KubernetesApi, driver: str) -> frozenset[str]:
+    """The driver's ids of the nodes that are gone now, or the node's name if its CSINode object has no id of the
+    driver any more. Raises `KubernetesApiUnavailable`.
+    """
+    nodes, _ = await api.listing(Node)
+    names = [node.name for node in nodes if _is_out_of_service(node)]
+    if not names:
+        return frozenset()
+    csi_nodes, _ = await api.listing(CSINode)
+    ids = _ids(driver, csi_nodes)
+    return frozenset(ids.get(name, name) for name in names)
 
 
 def _ids(driver: str, csi_nodes: Iterable[CSINode]) -> dict[str, str]:

@@ -9,7 +9,7 @@ from crust.kubernetes_api import api as kubernetes_api
 from crust.kubernetes_api import objects
 from crust.kubernetes_api.api import Informer, KubernetesApi
 from crust.kubernetes_api.pod_runtimes import PodName, PodRuntimes
-from crust.kubernetes_api.volumes_in_use import TAINT, OutOfServiceNodes
+from crust.kubernetes_api.volumes_in_use import TAINT, out_of_service
 from tests.support.nodes.fake_kubernetes import FakeKubernetes, recorded
 from tests.support.nodes.recorded_server import DRIVER, UID
 
@@ -64,7 +64,7 @@ async def test_node_is_lost_by_its_taint_if_no_kubelet_reports(
         {"name": driver, "nodeID": "id-of-lost"},
     ]
     api.add_object("csinodes", "lost", spec={"drivers": drivers})
-    assert await OutOfServiceNodes(client, DRIVER).ids() == {gone} - {""}
+    assert await out_of_service(client, DRIVER) == {gone} - {""}
 
 
 @pytest.mark.parametrize(("name", "handler"), [("pod-plain", ""), ("pod-runtimeclass", "kata")])
