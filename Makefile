@@ -105,7 +105,7 @@ wheel: $(VENV)/.done ## build the wheels of crust and of its conformance suites 
 requirements: ## choose the versions of all Python packages of a node anew, with their hashes: deploy/requirements.txt
 	@python3 -m venv $(CACHE)/pip-tools && $(CACHE)/pip-tools/bin/pip install --quiet pip-tools==7.6.2
 	$(CACHE)/pip-tools/bin/pip-compile --quiet --generate-hashes --strip-extras --allow-unsafe --no-header --upgrade \
-		--no-emit-index-url --no-emit-trusted-host --no-emit-find-links --extra kubernetes \
+		--no-emit-index-url --no-emit-trusted-host --no-emit-find-links --extra kubernetes --extra otel \
 		--output-file deploy/requirements.txt pyproject.toml
 
 .PHONY: image

@@ -1,1 +1,1 @@
-"""The parts that all of crust uses: values, errors, operations, settings, logs, metrics."""
+"""The parts that all of crust uses: values, errors, operations, settings, logs, metrics, traces."""

@@ -27,8 +27,7 @@ class ShimSettings(ProgramSettings):
     """`crust shim`."""
 
     gone: ClassVar[Mapping[str, str]] = {
-        **ProgramSettings.gone,
-        "defer": "the proxy decides: set `defer` in its table of the driver",
+        "defer": "the proxy decides: set `defer` in its table of the driver"
     }
 
     socket: SocketPath

@@ -126,6 +126,10 @@ class CrustPart(Model):
     """The source of the decision to defer the volume, for people."""
     request_id: Annotated[str, Field(pattern=r"^[0-9A-Za-z-]{1,64}$")] | None = None
     """The id of the call that published the volume, as in the logs of all processes."""
+    traceparent: (
+        Annotated[str, Field(pattern=r"^00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$")] | None
+    ) = None
+    """The span of that call (W3C Trace Context). A runtime that traces continues the trace with it."""
     request: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
     """SHA-256 of the CO's own parts of the request, as the proxy computes it. Absent: not known."""
     pod: Annotated[str, Field(max_length=TEXT_MAX)] | None = None

@@ -25,7 +25,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
-from crust.core import errors, logs, volumes
+from crust.core import errors, logs, traces, volumes
 from crust.handoff import layout
 from crust.handoff.mount_info import (
     SCHEMA,
@@ -128,6 +128,7 @@ class Record(Model):
             "decided_by": decided_by[:TEXT_MAX] or None,
             "request": request or None,
             "request_id": (logs.context.get() or {}).get("request_id"),
+            "traceparent": traces.traceparent() or None,
             "pod": pod[:TEXT_MAX] or None,
         }
         return cls._made({}, part, mount)

@@ -1,8 +1,8 @@
 """One call, served or made: its method and request, the metadata of request and answer, its fields.
 
 Every log line about the call has its fields: the request id, the driver, the volume and the target. The first process
-of crust that gets the call makes the id, and sends it on as gRPC metadata. The other fields come from the request
-when the call begins.
+of crust that gets the call makes the id, and sends it on as gRPC metadata, as it does with the trace. The other
+fields come from the request when the call begins.
 """
 
 import re
@@ -16,7 +16,7 @@ from google.protobuf import message_factory
 from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import DecodeError, Message
 
-from crust.core import errors, logs
+from crust.core import errors, logs, traces
 from crust.wire.csi.v1 import csi_pb2
 from crust.wire.pluginregistration.v1 import api_pb2
 from crust.wire.v1 import handlers_pb2, inspect_pb2, pool_pb2, runtime_pb2
@@ -135,12 +135,15 @@ def volume_metadata() -> Metadata:
 
 
 def identified(metadata: Metadata) -> Metadata:
-    """The metadata with the id of the served call; unchanged outside of a call."""
+    """The metadata with the id and the span of the served call; unchanged outside of a call."""
     fields = logs.context.get()
     if fields is None or "request_id" not in fields:
         return metadata
-    others = (pair for pair in metadata if pair[0] != ID_KEY)
-    return (*others, (ID_KEY, fields["request_id"]))
+    added = {ID_KEY: fields["request_id"]}
+    if span := traces.traceparent():
+        added[traces.KEY] = span
+    others = (pair for pair in metadata if pair[0] not in added)
+    return (*others, *added.items())
 
 
 @cache

@@ -1,6 +1,6 @@
 """The only way to call a peer, in bytes: over a unix socket, or in this process (`serving.local_port`).
 
-Every call has the request id of the served call, and bounds on the answer: a peer may be hostile,
+Every call has the request id and the trace of the served call, and bounds on the answer: a peer may be hostile,
 because a guest speaks through its runtime handler. A port raises a refusal unchanged, as `PeerStatus`, with two
 exceptions: gRPC's own text about an absent peer or a too large answer names gRPC's internals and no remedy, so the
 caller gets a sentence of crust with the same code. `stub` gives a generated stub over a port, as the codec.

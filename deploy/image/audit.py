@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 _PROJECT = Path(__file__).parents[2] / "pyproject.toml"
-_EXTRAS = ("kubernetes",)
+_EXTRAS = ("kubernetes", "otel")
 """As the target `requirements` has them."""
 _CANDIDATE = re.compile(r"^(\S+):\n(?:  .*\n)*?  Candidate: (\S+)$", re.M)
 

@@ -53,7 +53,7 @@ _KEPT = "/usr/share/doc/*/copyright"
 _LEFT_OUT = ("/usr/share/doc/*/*", "/usr/share/man/*", "/usr/share/info/*", "/usr/share/locale/*")
 _CEPH = "usr/lib/python3/dist-packages"
 _SITE = f"opt/crust/lib/python{PYTHON}/site-packages"
-_IMPORTED = "import lightkube, rados, rbd, yaml"
+_IMPORTED = "import lightkube, opentelemetry.sdk, rados, rbd, yaml"
 """What engines and extras need: a build without it fails, and not a pod."""
 ARCHITECTURES = {"amd64": "x86_64", "arm64": "aarch64"}
 """Debian's name, which is OCI's too, and the one in the names of wheels."""

@@ -51,6 +51,7 @@ def main() -> None:
     "--node", default="", help="This node's name, as the driver has it. Default: the host's name."
 )
 @click.option("--log-format", type=click.Choice(["json", "console"]), default="console")
+@click.option("--traces/--no-traces", default=False, help="As the setting of crust's daemons.")
 def serve(  # noqa: PLR0913 - one per option
     run_dir: str,
     handlers_socket: str,
@@ -60,8 +61,11 @@ def serve(  # noqa: PLR0913 - one per option
     claims: spec.ClaimHolder,
     node: str,
     log_format: logs.Format,
+    *,
+    traces: bool,
 ) -> None:
     """Run the daemon: sandboxes, and crust's runtime handler of this node."""
+    from crust.rpc import tracing
     from examples.kata.runtime import daemon
 
     logs.configure(fmt=log_format)
@@ -77,7 +81,8 @@ def serve(  # noqa: PLR0913 - one per option
         node=node,
     )
     try:
-        asyncio.run(_until_signal(options))
+        with tracing.exporting("kata-example", is_on=traces):
+            asyncio.run(_until_signal(options))
     except errors.CrustError as error:
         logging.getLogger(__name__).error("cannot serve", extra={"error": error})
         sys.exit(1)

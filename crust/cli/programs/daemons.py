@@ -58,6 +58,7 @@ def serve(program: str, flags: dict[str, Any]) -> None:
     from crust.core import metrics
     from crust.core.settings.loading import InvalidSettings
     from crust.host.process import hidden
+    from crust.rpc import tracing
 
     hidden.except_groups(loaded.excepted_groups)
     logs.configure(
@@ -78,7 +79,9 @@ def serve(program: str, flags: dict[str, Any]) -> None:
             await run(loaded)  # from here on a signal ends the process in order
 
     try:
-        asyncio.run(until_signal(measured(), PROGRAMS[program].stop_s), debug=False)
+        # around the loop: its end may wait for a collector
+        with tracing.exporting(program, is_on=loaded.traces):
+            asyncio.run(until_signal(measured(), PROGRAMS[program].stop_s), debug=False)
     except errors.CrustError as error:
         _log.error("cannot serve", extra={"program": program, "error": error})
         sys.exit(2 if isinstance(error, InvalidSettings) else 1)

@@ -59,10 +59,6 @@ class Table(BaseModel):
 class ProgramSettings(Table):
     """Settings of every daemon."""
 
-    gone: ClassVar[Mapping[str, str]] = {
-        "traces": "the request id in all logs and in the record is what the processes have in common"
-    }
-
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """The lowest level that is logged. Level info has one line per RPC."""
 
@@ -74,6 +70,9 @@ class ProgramSettings(Table):
 
     excepted_groups: tuple[ControlGroup, ...] = ()
     """Control groups whose processes the kernel may hide from this daemon. A volume that they use is not seen."""
+
+    traces: bool = False
+    """Whether spans go to the OpenTelemetry collector that OTEL_EXPORTER_OTLP_ENDPOINT names; extra otel."""
 
     @classmethod
     def at_endpoint(cls, values: Mapping[str, Any], endpoint: str) -> dict[str, Any]:

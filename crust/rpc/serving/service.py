@@ -1,6 +1,6 @@
 """The only entry: `Service.answer` serves every call of a part, from a socket and from within the process.
 
-It gives a call its fields, admits it, runs its method, and records it. It answers an error of crust with
+It gives a call its fields and its span, admits it, runs its method, and records it. It answers an error of crust with
 the error's sentence and code, and passes the status of a peer unchanged. Any other exception is a bug: it logs the
 traceback, and the caller gets the request id only. So `except Exception` is right here: it catches unforeseen errors.
 A caller gets an answer or `PeerStatus`.
@@ -20,10 +20,10 @@ import grpc
 from google.protobuf import descriptor
 
 import crust
-from crust.core import errors, logs, metrics
+from crust.core import errors, logs, metrics, traces
 from crust.core.supervised import Health
 from crust.host.answers import NotSeen
-from crust.rpc import status
+from crust.rpc import status, tracing
 from crust.rpc.call import Call, fields_of, is_unary, methods, parse
 from crust.rpc.messages import csi, extensions, redaction
 from crust.rpc.port import Port
@@ -126,22 +126,26 @@ class Service:
         """The answer to a request. Raises `PeerStatus`, and `CancelledError` when the caller has gone away."""
         outer = logs.context.get()
         served = _Served(self, call, data, is_inner=is_inner)
+        has_span = traces.tracer is not None and not served.is_quiet
         try:
-            if served.rpc == "Probe":
-                self.health.check_healthy()
-            self._admit(call.method)
-            method = self._unary.get(call.method)
-            if method is not None:
-                answer = await method(served.request or parse(call.method, data), data, call)
-            elif self._others is not None:
-                answer = await self._others.forward(call, data)
-            else:
-                raise _no_method()
-        except (Exception, asyncio.CancelledError) as error:
-            served.refuse(error)
-        else:
-            served.end()
-            return answer
+            with tracing.served(call, self.name) if has_span else contextlib.nullcontext():
+                try:
+                    if served.rpc == "Probe":
+                        self.health.check_healthy()
+                    self._admit(call.method)
+                    method = self._unary.get(call.method)
+                    if method is not None:
+                        answer = await method(
+                            served.request or parse(call.method, data), data, call
+                        )
+                    elif self._others is not None:
+                        answer = await self._others.forward(call, data)
+                    else:
+                        raise _no_method()
+                except (Exception, asyncio.CancelledError) as error:
+                    served.refuse(error)
+                served.end()
+                return answer
         finally:
             # A caller that serves no call itself, e.g. work in the background, must have no fields afterwards: the
             # log, and a handler, would take its next call for this one.

@@ -27,7 +27,7 @@ import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Self
 
-from crust.core import errors, logs, volumes
+from crust.core import credentials, errors, logs, traces, volumes
 from crust.handoff import claims, layout
 from crust.handoff.record import Record
 from crust.host import answers
@@ -293,8 +293,12 @@ def _check_identity(record: Record, fd: int) -> None:
 
 
 @contextlib.contextmanager
-def publish_context(record: Record) -> Iterator[None]:
-    """Log lines of the block, and its calls to the proxy, have the request id of the volume's publish."""
+def publish_context(record: Record, name: str) -> Iterator[None]:
+    """Connect the block's work with the publish of the volume.
+
+    Log lines and calls to the proxy get the request id of the publish, and, if this process traces, a span `name`
+    belongs to its trace.
+    """
     fields = {
         "driver": record.key.driver,
         "volume_id": record.key.volume_id,
@@ -302,9 +306,11 @@ def publish_context(record: Record) -> Iterator[None]:
     }
     if record.crust.request_id:
         fields["request_id"] = record.crust.request_id
+    attributes = {f"crust.{key}": credentials.hidden(value) for key, value in fields.items()}
     around = logs.context.set(fields)
     try:
-        yield
+        with traces.span(name, attributes, parent=record.crust.traceparent or ""):
+            yield
     finally:
         logs.context.reset(around)
 

@@ -82,7 +82,7 @@ def claim_volumes(
         look = functools.cache(users.look_at_host)  # it begins after each of them has its lock
         for target, lock in zip(targets, locks, strict=True):
             record = _record(root, target, handler, must_be_guarded=True)
-            with publish_context(record):
+            with publish_context(record, "ClaimVolume"):
                 check_offered(record, features)
                 lock.check_ended(target, but=process)
                 device_fd = _held_device(record, undo, look=look)

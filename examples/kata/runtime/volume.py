@@ -22,7 +22,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from crust.core import deferral_keys, errors, volumes
+from crust.core import deferral_keys, errors, traces, volumes
 from crust.handoff.record import Record
 from crust.runtime_handler.blocking import publish_context
 from examples.kata.runtime import ports
@@ -109,7 +109,7 @@ async def claim_and_mount(
     Raises the error of the step that failed; then the steps are undone as far as the guest returns the device. The
     log lines, here and on the guest's console, have the request id of the publish.
     """
-    with publish_context(record):
+    with publish_context(record, "SandboxMount"):
         return await _claim_and_mount(handoff, record, sandbox, vm, in_hand)
 
 
@@ -170,7 +170,8 @@ async def _attach_and_mount(volume: SandboxVolume, vm: ports.Vm, handoff: ports.
     record = volume.record
     disk = await _attach(volume, vm, handoff)
     await vm.limit(volume.serial, record.mount.io_limits)
-    await _mount(volume, vm, handoff)
+    with traces.span("GuestMount"):
+        await _mount(volume, vm, handoff)
     await volume.claim.grow_and_report(lambda: vm.guest.grow(volume.serial, disk.size_bytes))
     _log.info("mounted", extra={"target": record.target.text, "vm": vm.name})
 

@@ -38,7 +38,7 @@ NOWHERE = 'socket = "/proc/none/s"\n'
 SETTINGS = {
     "proxy.toml": 'run_dir = "HERE/run"\nvolumes_root = "HERE/volumes"\ntarget_roots = ["HERE"]\n'
     f"check_propagation = false\n{KUBERNETES}{HANDLERS}",
-    "shim.toml": f'{NOWHERE}driver_socket = "/proc/none/d"\n',
+    "shim.toml": f'{NOWHERE}driver_socket = "/proc/none/d"\ntraces = true\n',
     "controller.toml": f'{NOWHERE}driver_socket = "/proc/none/d"\ncontroller = true\n{KUBERNETES}',
     "driver.toml": f'{NOWHERE}node_id = "n"\nstate_dir = "/proc/none"\n',
     "node.toml": '[proxy]\nrun_dir = "/proc/none"\n',
@@ -65,6 +65,7 @@ WORDS = {
 
 NEEDED = {
     "proxy": "kubernetes",
+    "shim": "otel",
     "shim --controller": "kubernetes",
 }
 

@@ -15,7 +15,7 @@ from tests.support.environments import CHECKOUT
 LISTED = (CHECKOUT / "deploy/requirements.txt").read_text(encoding="utf-8")
 PINS = {name.lower(): version for name, version in re.findall(r"^(\S+)==(\S+) \\$", LISTED, re.M)}
 PROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-EXTRAS = ("kubernetes",)
+EXTRAS = ("kubernetes", "otel")
 
 
 def test_list_has_what_the_project_and_its_packages_need() -> None:

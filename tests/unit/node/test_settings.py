@@ -215,7 +215,7 @@ drivers = [
         ("shim = 3\n", "shim must be a list"),
         ("driver = 'ours'\n", "driver must be a list"),
         ("[proxy]\nlog_level = 'debug'\n", "log_level is a setting of the process"),
-        ("[driver]\nmetrics_address = ''\n", "metrics_address is a setting of the process"),
+        ("[driver]\ntraces = true\n", "traces is a setting of the process"),
         ("[shim]\ncontroller = true\n", "a controller's shim is a process of its own"),
         ("[shim]\nruntime_socket = '/run/o.sock'\n", r"runtime_socket of a shim is '/run/o\.sock'"),
         ("[driver]\nruntime_socket = '/run/o.sock'\n", r"the proxy serves /run/crust/runtime"),
@@ -237,16 +237,8 @@ def test_contradictory_settings_are_refused_with_a_reason(toml: str, why: str) -
 
 
 def test_the_process_has_the_settings_of_every_daemon() -> None:
-    groups = ("/system.slice/agent.service",)
-    toml = f'log_level = "debug"\nexcepted_groups = {list(groups)}\n'
-    settings: Any = load(toml, CRUST_LOG_FORMAT="json")
-    assert (settings.log_level, settings.excepted_groups) == ("debug", groups)
-    assert settings.log_format == "json"
-
-
-def test_traces_of_an_older_file_have_no_effect(caplog: pytest.LogCaptureFixture) -> None:
-    load("traces = true\n[driver]\ntraces = true\n")
-    assert caplog.text.count("traces has no effect any more") == 2
+    settings: Any = load('log_level = "debug"\ntraces = true\n', CRUST_LOG_FORMAT="json")
+    assert (settings.log_level, settings.traces, settings.log_format) == ("debug", True, "json")
 
 
 def test_every_setting_of_the_driver_reaches_it() -> None:

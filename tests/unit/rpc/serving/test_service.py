@@ -13,7 +13,7 @@ import pytest
 from google.rpc import error_details_pb2, status_pb2
 from prometheus_client import REGISTRY
 
-from crust.core import errors, logs, metrics
+from crust.core import errors, logs, metrics, traces
 from crust.host.answers import NotSeen
 from crust.rpc import channel, status
 from crust.rpc.call import Call
@@ -286,3 +286,27 @@ async def test_csi_call_is_measured_as_a_kubelet_measures_it(service: Fixture) -
 
 async def _nothing(_: Any) -> None:
     return None
+
+
+async def test_span_has_its_code_and_its_errors_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    exporter, provider = InMemorySpanExporter(), TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(traces, "tracer", provider.get_tracer("test"))
+    built, parent = Behaviour(), f"00-{'a' * 32}-{'b' * 16}-01"
+    served = built.service()
+    built.behave = _nothing
+    await served.answer(Call("/x/Unary", ((traces.KEY, parent),)), b"")
+
+    built.fail(errors.Exhausted("no slot"))
+    await refused(served.answer(Call("/x/Unary"), b""), Code.RESOURCE_EXHAUSTED)
+    answered, failed = exporter.get_finished_spans()
+    assert answered.context is not None
+    assert f"{answered.context.trace_id:032x}" == "a" * 32
+    attributes = [dict(span.attributes or {}) for span in (answered, failed)]
+    assert [span["rpc.grpc.status_code"] for span in attributes] == [0, 8]
+    assert attributes[1]["error.type"] == "Exhausted"
+    assert "error.type" not in attributes[0]
