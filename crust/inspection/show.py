@@ -157,15 +157,11 @@ def describe(name: str) -> Question:
     return ask
 
 
-_IF_NOT_DEFERRED = (
-    "`crust volumes` lists deferred volumes; give its id, its PersistentVolume, pod, target or entry. Of a volume on "
-    "the host `decided_by` in the proxy's log line of the publish names the rule; the present one: crust policy "
-    "explain --driver DRIVER --context KEY=VALUE, with the volumeAttributes of its PersistentVolume"
-)
+_HOW_TO_NAME = "`crust volumes` lists deferred volumes; give its id, its PersistentVolume, pod, target or entry"
 
 
-async def find(stub: Stub, name: str) -> tuple[views.VolumeRow, ...]:
-    """The volume of that name, at each of its targets. Raises `VolumeNotDeferred`."""
+async def find(stub: Stub, name: str, hint: str = _HOW_TO_NAME) -> tuple[views.VolumeRow, ...]:
+    """The volume of that name, at each of its targets. Raises `VolumeNotDeferred`, with the hint."""
     volumes = await volumes_of(stub)
     if rows := tuple(volume for volume in volumes if name and name in volume.names):
         return rows
@@ -173,10 +169,7 @@ async def find(stub: Stub, name: str) -> tuple[views.VolumeRow, ...]:
     if unreadable := sum(volume.state == "unreadable" for volume in volumes):
         why += f", but {unreadable} entries cannot be read: `crust volumes` names them"
     raise errors.NotFound.named(
-        "VolumeNotDeferred",
-        f"{name} is not deferred on this node",
-        why=why,
-        hint=_IF_NOT_DEFERRED,
+        "VolumeNotDeferred", f"{name} is not deferred on this node", why=why, hint=hint
     )
 
 

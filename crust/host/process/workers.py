@@ -234,6 +234,10 @@ class PoolExecutor(concurrent.futures.Executor):
         return asyncio.ensure_future(self._run(fn, *args, **kwargs))
 
 
+EXECUTOR = PoolExecutor(run)
+"""The pool that is in use."""
+
+
 @contextlib.asynccontextmanager
 async def turn() -> AsyncIterator[None]:
     """Run one such block at a time of those that use the pool; one that hangs delays the others by `TURN_S`."""

@@ -18,6 +18,7 @@ HOSTILE = "guest \x1b[2J\x1b]0;owned\x07\x9b31m \u202egnp.exe\nvolume      forge
 @pytest.mark.parametrize(
     "words",
     [
+        ["explain", "--volume", "vol-1"],
         ["describe", "vol-1"],
         ["describe", "vol-1", "-o", "json"],
         ["volumes", "-o", "wide"],
@@ -27,6 +28,7 @@ HOSTILE = "guest \x1b[2J\x1b]0;owned\x07\x9b31m \u202egnp.exe\nvolume      forge
         ["doctor"],
         ["end-orphan", "vol-1"],
         ["describe", HOSTILE],
+        ["explain", "--target", HOSTILE],
         ["explain", HOSTILE],
     ],
     ids=lambda words: " ".join(words).partition("guest")[0],

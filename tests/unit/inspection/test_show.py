@@ -100,25 +100,6 @@ async def test_volume_is_found_by_pod_persistent_volume_target_and_id(node: Fake
         assert "volume        vol-1" in (await crust(node, "describe", name)).output
     unknown = await crust(node, "describe", "vol-9")
     assert (unknown.exit_code, "[VolumeNotDeferred]" in unknown.output) == (1, True)
-    assert "crust policy explain --driver" in unknown.output
-
-
-async def test_described_volume_names_the_rule_that_deferred_it(node: FakeNode) -> None:
-    target, context = node.places.target("one"), {**NAMED, "crust.dev/defer": "always"}
-    await node.co.publish("vol-1", target, defer=False, volume_context=context)
-    decided = "decided by    the volume context, crust.dev/defer=always"
-    for name in ("vol-1", target):
-        assert decided in (await crust(node, "describe", name)).output
-
-
-@pytest.mark.parametrize("name", ["vol-9", "/nowhere"])
-async def test_unreadable_entry_is_not_the_described_volume(node: FakeNode, name: str) -> None:
-    await published(node)
-    (entry,) = node.places.entries()
-    Path(node.places.volumes, entry, "mountInfo.json").write_text("{")
-    result = await crust(node, "describe", name)
-    assert result.exit_code == 1
-    assert "1 entries cannot be read" in result.output
 
 
 async def test_described_volume_has_sandbox_process_times_and_request(node: FakeNode) -> None:
