@@ -47,6 +47,7 @@ _PROVEN_DRIVERS = {
     (Kind.GO, "clh"): ("virtio-blk",),
     (Kind.GO, "qemu"): ("virtio-scsi", "virtio-blk"),
     (Kind.RUST, "clh"): ("virtio-blk-pci",),
+    (Kind.RUST, "qemu"): ("virtio-scsi", "virtio-blk-pci"),
 }
 _REFUSED_HYPERVISORS = {
     "remote": "its sandboxes run on other machines (peer pods), which do not have this node's devices",
@@ -194,12 +195,12 @@ def _check_hypervisor(path: Path, kind: Kind, name: str, hypervisor: dict[str, A
             "[hypervisor.clh]",
         ),
         (
-            kind is Kind.RUST and name not in ("clh", "qemu"),
+            kind is Kind.RUST and (kind, name) not in _PROVEN_DRIVERS,
             f"{table}: with runtime-rs the process of Cloud Hypervisor or QEMU alone is found",
             "name a configuration with [hypervisor.qemu] or [hypervisor.clh]",
         ),
         (
-            forbids and (kind is Kind.GO or name == "qemu"),
+            forbids,
             f"{table} disable_block_device_use is not false: Kata would {lacks_disk}",
             f"set disable_block_device_use = false in {table}",
         ),

@@ -106,6 +106,7 @@ async def test_next_attempt_gets_the_volume_after_a_failed_one(
 
 async def test_machine_of_qemu_has_volume_until_it_ends(rs: KataNode, device: MakeDevice) -> None:
     """No file or socket names it: only the process that the engine names, with the sandbox's name, may claim."""
+    rs.configuration.write_text(FIT.replace("clh", "qemu"))
     record = rs.publish("a", device("a").path)
     app = container(record.target.text)
     with running_rust(rs, ONE, "qemu") as qemu, running_rust(rs, TWO, "qemu") as other:

@@ -77,7 +77,7 @@ def _written(path: Path, text: str) -> Path:
             RUST_QEMU.format("virtio-scsi").replace("[r", "disable_block_device_use = true\n[r"),
             "disable_block_device_use is not false: Kata would attach no disk",
         ),
-        (RUST_QEMU.format("virtio-scsi"), "is qemu, and clh alone was run.*set unproven = true"),
+        (RUST_QEMU.format("virtio-blk-ccw"), "virtio-scsi and virtio-blk-pci alone was run"),
         ("[hypervisor]\nclh = 1", "no table"),
         ("[hypervisor.clh", "cannot be read"),
     ],
@@ -177,8 +177,6 @@ def test_untested_runtime_needs_setting_and_broken_one_never_passes(
     with pytest.raises(KataUnfit, match="drops the options"):
         check_configuration(_runtime(path, shim), read(path))
     assert check_configuration(_runtime(path, shim, unproven=True), read(path)).version == (3, 30)
-    _written(path, RUST_QEMU.format("virtio-scsi"))
-    assert check_configuration(_runtime(path, shim, unproven=True), read(path)).kind is Kind.RUST
     _written(path, RUST.replace("clh", "remote"))
     with pytest.raises(KataUnfit, match="peer pods"):
         check_configuration(_runtime(path, shim, unproven=True), read(path))
@@ -198,6 +196,13 @@ def test_qemu_is_proven_with_its_default_driver_and_virtio_blk(tmp_path: Path, d
     key = f"block_device_driver = '{driver}'\n" if driver else ""
     path = _written(tmp_path / "configuration.toml", QEMU + key)
     assert check_configuration(_runtime(path), read(path)) == Installation(Kind.GO)
+
+
+@pytest.mark.parametrize("driver", ["", "virtio-scsi", "virtio-blk-pci"])
+def test_qemu_of_runtime_rs_is_proven_with_its_drivers(tmp_path: Path, driver: str) -> None:
+    path = _written(tmp_path / "configuration.toml", RUST_QEMU.format(driver))
+    shim = _shim(tmp_path / "shim", "(Rust): id: io.containerd.kata.v2, version: 4.1.0")
+    assert check_configuration(_runtime(path, shim), read(path)) == Installation(Kind.RUST, (4, 1))
 
 
 CACHE_SET = "block_device_cache_set = true\n"
