@@ -128,7 +128,8 @@ def test_log_that_is_not_read_blocks_nobody_and_counts(monkeypatch: pytest.Monke
     logging.getLogger("crust.x").info("last")
     assert read_lines(reader, "last")[-1]["level"] == "info"
     kept, report = [line["n"] for line in kept_lines[:-1]], kept_lines[-1]
-    assert kept == list(range(len(kept)))
+    # in order; a line may be kept after a dropped one, once the thread that writes has taken another
+    assert kept == [number for number in range(1000) if number in kept]
     assert report["lines"] == 1000 - len(kept) == len(dropped) > 0
     os.close(reader)
     logging.getLogger("crust.x").info("to nobody")
