@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import grpc.aio
 
 from crust.core import deferral_keys
 from crust.core.settings import OWN_DRIVER
@@ -227,7 +228,15 @@ class Volume:
         await self.co.publish(self.id, target, volume_context=context, **fields)
 
     async def unpublish(self, target: str = TARGET) -> None:
-        await self.co.unpublish(self.id, target)
+        """Again, as a kubelet does, while a runtime has the claim's lock for a moment and no sandbox is named."""
+        while True:
+            try:
+                await self.co.unpublish(self.id, target)
+            except grpc.aio.AioRpcError as error:
+                if "or it is being unpublished" not in (error.details() or ""):
+                    raise
+            else:
+                return
 
     async def unstage(self) -> None:
         if self.stages:
