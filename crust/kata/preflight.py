@@ -273,7 +273,7 @@ def _flushes_dropped(
             return FlushesDropped(
                 path,
                 "on virtio-scsi a guest repeats a flush that failed, and QEMU with io_uring answers that with "
-                "success: after an error of the disk, or in a full pool, a sync succeeds whose data is lost",
+                "success: in a full pool, and perhaps after an error of the disk, a sync succeeds whose data is lost",
                 'set block_device_aio = "threads"',
             )
     return None
