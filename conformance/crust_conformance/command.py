@@ -1,9 +1,8 @@
-"""`crust-conformance`, for drivers, for runtimes, and `try`: turns flags into options, and checks them before a run.
+"""`crust-conformance`, for drivers and for runtimes: turns flags into options, and checks them before a case runs.
 
 A flag of csi-sanity that means the same as one of ours is taken for it, with one dash or two, as Go's programs do.
 """
 
-import asyncio
 import os
 import re
 import signal
@@ -21,7 +20,6 @@ from click.core import ParameterSource
 import crust
 from crust.core import errors
 from crust.core.printable import printable
-from crust.inspection.options import RUN_DIR
 from crust_conformance import catalogue, options
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -43,11 +41,7 @@ _OF_CSI_SANITY = {
 _FLAG_OF_GO = re.compile(r"^--?([a-z]+\.[a-z-]+)(?==|$)")
 
 
-_NO_ANSWER = 3
-"""The exit code when the proxy, whom `try` asks, does not answer."""
-
-
-class _Command(click.Group):
+class _Command(click.Command):
     """Takes csi-sanity's flags, and prints the error of a refused command."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -60,8 +54,6 @@ class _Command(click.Group):
             return super().invoke(ctx)
         except errors.CrustError as error:
             click.echo(printable(error.shown()), err=True)
-            if error.error_name == "DaemonNotResponding":
-                sys.exit(_NO_ANSWER)
             sys.exit(2 if isinstance(error, errors.InvalidRequest) else 1)
 
 
@@ -69,11 +61,8 @@ def _ours(flag: re.Match[str]) -> str:
     return _OF_CSI_SANITY.get(flag[1], flag[0])
 
 
-@click.group(
-    "crust-conformance",
-    cls=_Command,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    invoke_without_command=True,
+@click.command(
+    "crust-conformance", cls=_Command, context_settings={"help_option_names": ["-h", "--help"]}
 )
 @click.option(
     "--endpoint",
@@ -153,66 +142,17 @@ def main(context: click.Context, /, runtime: str | None, **flags: Any) -> None:
     Flags of csi-sanity that mean the same are taken too: --csi.endpoint, --csi.controllerendpoint, --csi.mountdir
     (--target-root, which must exist), --csi.junitfile, --ginkgo.junit-report, --ginkgo.json-report, --ginkgo.focus.
     """
+    if runtime is None:
+        sys.exit(of_driver(**flags))
     chosen = {
         name: value
         for name, value in flags.items()
         if context.get_parameter_source(name) is not ParameterSource.DEFAULT
     }
-    if (command := context.invoked_subcommand) is not None:
-        if chosen or runtime is not None:
-            raise click.UsageError(f"the flags of the suites mean nothing to {command!r}")
-        return
-    if runtime is None:
-        sys.exit(of_driver(**flags))
     if misplaced := sorted(chosen.keys() - _OF_BOTH):
         names = ", ".join(f"--{name.replace('_', '-')}" for name in misplaced)
         raise click.UsageError(f"{names}: not with --runtime, but for drivers")
     sys.exit(of_runtime(runtime, **chosen))
-
-
-@main.command("try")
-@click.option("--driver", default="", help="The driver's name. Default: the only one.")
-@click.option("--handler", required=True, help="The runtime handler: `crust handlers`.")
-@click.option("--size-mib", type=click.IntRange(min=1), default=64, show_default=True)
-@click.option("--fs-type", default="ext4", show_default=True)
-@click.option(
-    "--parameter", "parameters", multiple=True, metavar="KEY=VALUE", help="StorageClass parameter."
-)
-@click.option(
-    "--controller-socket",
-    metavar="PATH",
-    default="",
-    help="The socket that the sidecars call, where it is not the kubelet's: of `crust shim --controller`.",
-)
-@click.option("--target-root", default="/var/lib/kubelet", show_default=True)
-@click.option(
-    "--wait-s",
-    type=click.FloatRange(min=0),
-    default=0.0,
-    show_default=True,
-    help="Wait so long for a sandbox that claims the volume, and for its end. 0: do not wait.",
-)
-@RUN_DIR
-def try_publish(run_dir: str, size_mib: int, parameters: tuple[str, ...], **fields: Any) -> None:
-    """Create a volume on a node of crust, publish it deferred as a kubelet does, then undo all steps.
-
-    No other volume is touched; what a killed run has left is undone first.
-
-    Exit codes: 0 it worked and all steps are undone, 1 a step was refused or could not be undone, 2 the command
-    cannot be understood, 3 the proxy does not answer, 130 interrupted, with the steps undone.
-    """
-    pairs = [parameter.partition("=") for parameter in parameters]
-    if bad := [key for key, separator, _ in pairs if not (key and separator)]:
-        raise click.BadParameter(f"{bad[0]!r} is not KEY=VALUE")
-    from crust_conformance import trial  # the suites need neither the kernel nor the proxy's API
-
-    request = trial.TrialRequest(
-        size_bytes=size_mib << 20, parameters={key: value for key, _, value in pairs}, **fields
-    )
-    try:
-        sys.exit(asyncio.run(trial.try_publish(run_dir, request)))
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        sys.exit(130)
 
 
 def of_driver(

@@ -1,4 +1,4 @@
-"""Finds, proves, settles and prints the publishes that a kubelet forgot.
+"""Finds, proves, settles and prints the publishes that a kubelet forgot, and the trials of killed `crust try`.
 
 Exit code 1: a publish remains, for lack of a complete proof or because a step was refused. Each step can be repeated
 after a kill. The file of the kubelet's bind is removed last: with it the next `crust gc` finds the publish again.
@@ -8,9 +8,11 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from rich.text import Text
 
+from crust.cli import trial
 from crust.cli.gc import forgotten, proof
 from crust.cli.gc.forgotten import ForgottenPublish
 from crust.cli.gc.kernel import Kernel
@@ -57,6 +59,8 @@ async def collect(options: Options, kernel: Kernel) -> tuple[Result, ...]:
         for publish in await workers.run(forgotten.find, options.kubelet_root, evidence.entries):
             evidence = await _evidence(inspect, options)  # the last step may have taken minutes
             results.append(await _result(publish, evidence, options, kernel))
+        for note in await workers.run(trial.killed_trials, options.kubelet_root):
+            results.append(await _trial(note, inspect, options))
     return tuple(results)
 
 
@@ -64,6 +68,27 @@ async def _evidence(inspect: daemon_calls.Stub, options: Options) -> proof.Evide
     """The proxy's present answers."""
     sockets = {driver.name: driver.socket for driver in await daemon_calls.drivers(inspect)}
     return proof.Evidence(sockets, await show.volumes_of(inspect), options.grace_s)
+
+
+async def _trial(note: Path, inspect: daemon_calls.Stub, options: Options) -> Result:
+    """Settle a killed `crust try`: the free lock of its note proves the kill."""
+    publish = ForgottenPublish(
+        kind="trial",
+        driver=note.parent.parent.name,
+        volume_id="",
+        pod_uid="",
+        pods=f"{options.kubelet_root}/pods",
+        target=str(note),
+    )
+    steps = ("unpublish, unstage, detach and delete the volume of the trial",)
+    try:
+        if options.dry_run:
+            with trial.locked(note):
+                return Result(publish, (), steps, "proven", "")
+        remaining = await trial.undo(note, inspect)
+    except errors.CrustError as error:
+        return Result(publish, (), steps, "kept", error.shown())
+    return Result(publish, (), steps, "refused" if remaining else "settled", "; ".join(remaining))
 
 
 async def _result(
@@ -144,7 +169,9 @@ def shown(results: tuple[Result, ...], kubelet_root: str) -> show.Shown:
 
     def table(_: bool) -> Text:  # noqa: FBT001 - there is one width, and its caller is `Shown`
         if not results:
-            return Text(f"no kubelet has forgotten a publish below {kubelet_root}")
+            return Text(
+                f"no kubelet has forgotten a publish below {kubelet_root}, and no `crust try` was killed"
+            )
         return Text("\n\n").join(Text("\n").join(_described(result)) for result in results)
 
     unsettled = [result for result in results if result.outcome in ("kept", "refused")]

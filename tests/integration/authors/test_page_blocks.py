@@ -121,8 +121,7 @@ def test_driver_of_the_page_is_ready_and_defers(author: _Author) -> None:
         + _AWAIT.format("crust drivers >/dev/null 2>&1")
         + "sleep inf | python runtime.py /run/crust/handlers.sock /run/box/box.sock /run/box/mnt &\n"
         + _AWAIT.format(registered)
-        + "crust drivers\ncrust-conformance try --handler box --parameter crust.dev/defer=always\n"
-        + "ls -A /var/lib/mini\n"
+        + "crust drivers\ncrust try --handler box --parameter crust.dev/defer=always\nls -A /var/lib/mini\n"
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"^mini\.csi\.example +ready", done.stdout, re.MULTILINE)

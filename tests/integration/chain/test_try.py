@@ -1,4 +1,4 @@
-"""`crust-conformance try` against a real node: a volume of its own, deferred, and nothing left whatever happens."""
+"""`crust try` against a real node: a volume of its own, deferred, and nothing left whatever happens."""
 
 import asyncio
 import json
@@ -15,11 +15,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from crust.blockdriver.records import capacity
-from crust.cli import main
+from crust.cli import main, trial
+from crust.cli.gc import collect, kernel
 from crust.core import errors, operations, volumes
 from crust.core.settings import OWN_DRIVER
 from crust.runtime_handler.blocking import Claim, claim_volume
-from crust_conformance import trial
 from tests.support.co import MIB, capability
 from tests.support.nodes.served_node import BlockNode
 from tests.support.raised import raised
@@ -136,44 +136,26 @@ async def test_try_that_is_ended_by_a_signal_undoes_its_steps(
 
 
 @pytest.mark.parametrize("step", ["CreateVolume", "NodeStageVolume", "NodePublishVolume"])
-async def test_next_try_undoes_one_that_was_killed_after_a_step(
-    chain: BlockNode, capsys: pytest.CaptureFixture[str], step: str
-) -> None:
+async def test_gc_undoes_a_try_that_was_killed_after_a_step(chain: BlockNode, step: str) -> None:
     killed = _KilledTrial(chain, step)
+    options = collect.Options(chain.places.run, chain.places.kubelet, 0, dry_run=False)
     with killed:
+        assert await collect.collect(options, kernel.Kernel()) == (), "it runs"
         await asyncio.to_thread(killed.wait_for_step)
-        assert await trial.try_publish(chain.places.run, trial_request(chain)) == 0
-        assert list(Path(chain.places.kubelet).rglob("crust-try.json")) != [], "it runs"
-    assert await trial.try_publish(chain.places.run, trial_request(chain)) == 0
-    assert capsys.readouterr().err == ""
+    (settled,) = await collect.collect(options, kernel.Kernel())
+    assert (settled.publish.kind, settled.outcome) == ("trial", "settled"), settled.message
     assert_nothing_left(chain)
-
-
-async def test_killed_try_whose_note_is_unreadable_is_reported(
-    chain: BlockNode, capsys: pytest.CaptureFixture[str]
-) -> None:
-    note = Path(chain.places.kubelet, "plugins/kubernetes.io/csi/driver/volume/crust-try.json")
-    note.parent.mkdir(parents=True)
-    note.write_text("{}")
-    assert await trial.try_publish(chain.places.run, trial_request(chain)) == 1
-    assert "not removed of a killed trial: [TrialNoteUnreadable]" in capsys.readouterr().err
-    assert note.exists()
-    note.unlink()
-    assert_nothing_left(chain)
-
-
-_COMMAND = "from crust_conformance.command import main; main()"
 
 
 class _KilledTrial:
-    """`crust-conformance try` in a process of its own, which is killed when it has printed that a step was made."""
+    """`crust try` in a process of its own, which is killed when it has printed that a step was made."""
 
     def __init__(self, chain: BlockNode, step: str) -> None:
         self._step = step
         arguments = ("try", "--handler=kata", "--wait-s=600", f"--run-dir={chain.places.run}")
         root = f"--target-root={chain.places.kubelet}"
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _COMMAND, *arguments, root], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-m", "crust", *arguments, root], stdout=subprocess.PIPE, text=True
         )
 
     def __enter__(self) -> "_KilledTrial":

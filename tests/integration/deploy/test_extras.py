@@ -55,6 +55,7 @@ WORDS = {
     "bundle": ("bundle.tar.gz",),
     "completion": ("bash",),
     "config check": ("shim", "shim.toml"),
+    "try": ("--handler", "kata"),
     "explain": ("NotPublishedAsBlock",),
     "policy explain": ("--driver", "d"),
     "ceph claims": ("--monitors", "127.0.0.1:1", "--user", "u", "--pool", "p"),

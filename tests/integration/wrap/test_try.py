@@ -1,4 +1,4 @@
-"""`crust-conformance try` of a wrapped driver whose volumes have a kind, which the controller's shim chooses."""
+"""`crust try` of a wrapped driver whose volumes have a kind, which the controller's shim chooses."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from crust.cli import trial
 from crust.csi_shim import shim_process
 from crust.csi_shim.settings import ShimSettings
 from crust.inspection import daemon_calls
 from crust.rpc.port import SocketPort
-from crust_conformance import trial
 from tests.integration.wrap.conftest import DEFERRED, Wrapped
 
 pytestmark = pytest.mark.root

@@ -59,7 +59,7 @@ BOUNDARIES = {
     ("cli/doctor/examine.py", "findings", 1): "doctor shows the error as a finding",
     ("cli/gc/collect.py", "_result", 1): "the publish is kept, or refused, with the error",
     (
-        "conformance/crust_conformance/trial.py",
+        "cli/trial.py",
         "Trial._claimed_and_ended",
         1,
     ): "the unpublish is refused then, with its error",
@@ -67,7 +67,7 @@ BOUNDARIES = {
     ("cli/bundle.py", "parts", 1): "the bundle says what is missing in it, and why",
     ("cli/bundle.py", "_files", 2): "the bundle says what is missing in it, and why",
 }
-"""The handlers (A1) that stay: module below crust/, or its path; function, number; and what becomes of the error."""
+"""The handlers (A1) that stay: module below crust/, function, number; and what becomes of the error."""
 
 BOUNDARIES_OF_VALUES = {
     ("host/process/systemd.py", "_send", 1): "systemd acts on each message that it misses",
@@ -84,7 +84,7 @@ BOUNDARIES_OF_VALUES = {
 
 def _boundaries() -> Places:
     return {
-        Place(path if path.startswith("conformance/") else f"crust/{path}", name, rule): number
+        Place(f"crust/{path}", name, rule): number
         for rule, stay in (("A1", BOUNDARIES), ("A2", BOUNDARIES_OF_VALUES))
         for path, name, number in stay
     }

@@ -1,9 +1,9 @@
-"""`crust-conformance try`: which trials were killed. Its steps: tests/integration/chain/test_try.py."""
+"""`crust try`: which trials were killed. Its steps: tests/integration/chain/test_try.py."""
 
 from pathlib import Path
 
+from crust.cli import trial
 from crust.core import errors
-from crust_conformance import trial
 from tests.support.faults import lies
 
 

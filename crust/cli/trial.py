@@ -1,4 +1,4 @@
-"""`crust-conformance try`: a deferred publish like a kubelet's, with a volume of its own, undone at the end.
+"""`crust try`: a deferred publish like a kubelet's, with a volume of its own, and all steps undone at the end.
 
 create, attach (if the driver attaches), stage, publish deferred, show the entry;
 with --wait-s: until a sandbox has claimed the volume and has ended; then the steps are undone
@@ -8,8 +8,8 @@ and the exit code is 1. Ctrl-C, SIGTERM and SIGHUP undo the steps, too.
 
 If the command is killed, its note remains, which has the request. The note is in the directory where a kubelet has
 vol_data.json of a staged volume: a kubelet would remove it from a pod's directory. While the command runs, it holds
-the note's lock. The next `crust-conformance try` undoes the steps first: CreateVolume of the same name answers the
-volume's id, and each undoing call succeeds if there is nothing to undo (CSI).
+the note's lock. `crust gc` undoes the steps: CreateVolume of the same name answers the volume's id, and each undoing
+call succeeds if there is nothing to undo (CSI).
 """
 
 import asyncio
@@ -87,7 +87,7 @@ def locked(note: str | os.PathLike[str]) -> Iterator[None]:
             raise errors.NotReady.named(
                 "TrialRuns",
                 f"{note} is not undone",
-                why="the `crust-conformance try` that wrote it runs",
+                why="the `crust try` that wrote it runs",
                 hint="wait for its end, or stop it: it undoes its steps",
             )
         yield
@@ -102,7 +102,7 @@ def request_of(note: Path) -> TrialRequest:
         raise errors.Corrupt.named(
             "TrialNoteUnreadable",
             f"the note {note} cannot be read",
-            why=f"it is not the note of a trial: {error.error_count()} errors",
+            why=f"it is not the note of a `crust try`: {error.error_count()} errors",
             hint="`crust pool` shows the volume, whose name begins with crust-try-",
         ) from error
 
@@ -315,12 +315,8 @@ def _remove_empty(path: str, root: str) -> None:
 
 
 async def try_publish(run_dir: str, request: TrialRequest) -> int:
-    """Undo what killed trials have left, then run this one.
-
-    Returns the exit code: 0 it worked and all steps are undone, 1 otherwise.
-    """
+    """Run the trial; returns the exit code: 0 it worked and all steps are undone, 1 otherwise."""
     async with daemon_calls.inspecting(run_dir) as inspect:
-        is_undone = await _undo_killed(inspect, request.target_root)
         served = await daemon_calls.drivers(inspect)
         matching = [driver for driver in served if request.driver in ("", driver.name)]
         if len(matching) != 1:
@@ -335,21 +331,7 @@ async def try_publish(run_dir: str, request: TrialRequest) -> int:
             trial = Trial(request, inspect, csi, controller)
             await workers.run(trial.note_down)
             with locked(trial.note):
-                is_undone &= await _run_and_undo(trial)
-    return 0 if is_undone else 1
-
-
-async def _undo_killed(inspect: daemon_calls.Stub, kubelet_root: str) -> bool:
-    """Undo the killed trials; false if a step of one remains, which is printed."""
-    remaining: list[str] = []
-    for note in await workers.run(killed_trials, kubelet_root):
-        try:
-            remaining += await undo(note, inspect)
-        except errors.CrustError as error:
-            remaining.append(error.shown())
-    for sentence in remaining:
-        refusals.tell(f"not removed of a killed trial: {sentence}")
-    return not remaining
+                return await _run_and_undo(trial)
 
 
 @contextlib.asynccontextmanager
@@ -363,20 +345,19 @@ async def _ports(request: TrialRequest, socket: str) -> AsyncIterator[tuple[Port
         yield csi, await stack.enter_async_context(SocketPort(request.controller_socket))
 
 
-async def _run_and_undo(trial: Trial) -> bool:
-    """Whether it worked, and all steps are undone."""
-    is_done = False
+async def _run_and_undo(trial: Trial) -> int:
+    failure: errors.CrustError | None = None
     try:
         with _ended_by(signal.SIGTERM, signal.SIGHUP):
             await trial.run_steps()
-        is_done = True
     except errors.CrustError as error:
         refusals.tell(error)
+        failure = error
     finally:
         remaining = await trial.undo_steps()
         for sentence in remaining:
             refusals.tell(f"not removed: {sentence}")
-    return is_done and not remaining
+    return 1 if failure or remaining else 0
 
 
 @contextlib.contextmanager
