@@ -106,10 +106,12 @@ class SnapshotBytes:
     def total(self) -> int:
         """Of all snapshots but those that are being taken. Raises the errors of an image that gives no answer."""
         while True:
-            present = self.images() if self._due is None else {}
+            present = self.images() if self._due is None else None
             with self._guard:
                 if self._due is None:
-                    self._due = set(present) | self._changes.keys()
+                    if present is None:
+                        continue  # all are due since a moment ago
+                    self._due = {*present, *self._changes}
                 self._guard.wait_for(lambda: self._due or not self._asked)
                 if not self._due:
                     return sum(self._bytes_of.values())
