@@ -40,6 +40,8 @@ _GUEST = "/run/kata-containers/shared/containers/passthrough"
 _NAME = re.compile(r"[0-9a-f]{10}-[0-9a-f]{8}-(?P<last>.+)", re.DOTALL)
 _HYBRID_URL = re.compile(r"hvsock://(?P<path>/[^:\s]{1,107}):(?P<port>\d{1,5})")
 _VSOCK_URL = re.compile(r"vsock://(?P<cid>\d{1,10}):(?P<port>\d{1,5})")
+_VSOCK_MAX = 2**32 - 1
+"""Of a context id, and of a port (vsock(7)). Python passes the lowest bits of a larger one, another guest's."""
 _READ_BYTES = 4096
 _LINE_BYTES = 64
 _LIMIT_BYTES = 64 * 1024
@@ -171,9 +173,11 @@ async def _called(url: str, guest_path: str) -> bytes:
 async def _opened(url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """A connection by vsock(7), or by the hypervisor's hybrid vsock on a unix socket."""
     if vsock := _VSOCK_URL.fullmatch(url):
+        address = (int(vsock["cid"]), int(vsock["port"]))
+        if max(address) > _VSOCK_MAX:
+            raise ValueError("the shim names an agent at no address of vsock")
         connected = socket(AF_VSOCK, SOCK_STREAM | SOCK_NONBLOCK)
         try:
-            address = (int(vsock["cid"]), int(vsock["port"]))
             await asyncio.get_running_loop().sock_connect(connected, address)
             return await asyncio.open_connection(sock=connected)
         except BaseException:

@@ -219,7 +219,7 @@ class _HostVsock(socket.socket):
     def connect(self, address: object) -> None:
         assert isinstance(address, tuple)
         cid, port = address
-        if cid != 3:
+        if cid % 2**32 != 3:  # as Python's socket takes its lowest bits
             raise OSError(errno.ENODEV, "No such device")
         super().connect(f"{self.ports}/{port}.sock")
 
@@ -249,6 +249,25 @@ async def test_agent_of_qemu_is_asked_by_vsock(
         stats = await runtime.stats(a_record(), Use(ID, "container-1", GUEST))
     assert asked == [CALL]
     assert stats.usage[0].total == 57381888
+
+
+async def test_address_beyond_vsock_reaches_no_other_guest(
+    short: Path, vsock: Path, runtime: RustRuntime
+) -> None:
+    asked: list[bytes] = []
+
+    async def agent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.readexactly(len(CALL)))
+        writer.write(ANSWER)
+        writer.close()
+
+    async with (
+        await asyncio.start_unix_server(agent, str(vsock / "1024.sock")),
+        _sockets(short / "kata", f"vsock://{2**32 + 3}:1024", b""),
+    ):
+        with pytest.raises(ValueError, match="no address of vsock"):
+            await runtime.stats(a_record(), Use(ID, "container-1", GUEST))
+    assert asked == []
 
 
 @pytest.mark.usefixtures("vsock")
