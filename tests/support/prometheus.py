@@ -105,7 +105,7 @@ async def firing(address: str, alert: str) -> dict[str, str] | None:
 
 
 async def fires(address: str, alert: str) -> dict[str, str]:
-    """The labels of the alert, as soon as it fires."""
+    """The labels of the alert, as soon as it fires. There is nothing to wait on but Prometheus' answers."""
     async with asyncio.timeout(60):
         while True:
             if labels := await firing(address, alert):
