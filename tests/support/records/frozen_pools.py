@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from crust.blockdriver.records.models import ContentRecord, SnapshotSet, VolumeRecord
+from crust.blockdriver.records.stores import Stores
 from tests.support.drivers.block_driver import MIB, Bench, block, mount
 
 _DATA = Path(__file__).parents[2] / "data" / "pools"
@@ -87,6 +89,20 @@ def volume_id(frozen: Frozen) -> str:
     """The id of a volume of the pool."""
     names = (Path(path).stem for path in frozen if path.endswith(".img"))
     return min(names)
+
+
+def check_read(stores: Stores) -> None:
+    """All records of a pool that has what `fill` makes are read, each as its kind."""
+    kinds: list[tuple[Any, type]] = [
+        (stores.volume_records, VolumeRecord),
+        (stores.snapshot_sets, SnapshotSet),
+    ]
+    for records, kind in kinds:
+        assert records.unreadable() == []
+        assert all(type(records.load(key)) is kind for key in records.ids())
+    assert (len(stores.volume_records.ids()), len(stores.snapshot_sets.ids())) == (3, 2)
+    for volume_id in stores.volume_records.ids():
+        assert type(stores.content_records.load(volume_id)) is ContentRecord
 
 
 def check_has(made: Any, frozen: Any, path: str) -> None:

@@ -15,7 +15,6 @@ from crust.blockdriver import serve
 from crust.blockdriver.driver import build
 from crust.blockdriver.engines import files
 from crust.blockdriver.engines.files import pool
-from crust.blockdriver.records.models import ContentRecord, SnapshotSet, VolumeRecord
 from crust.rpc import channel
 from tests.support.co import MIB, Co
 from tests.support.drivers.block_driver import Bench
@@ -114,17 +113,7 @@ def test_pool_of_this_or_the_earlier_layout_is_opened(state: Path, schema: int) 
     frozen_pools.lay_out(frozen_pools.load(schema), state)
     identity = (state / "pool.json").read_bytes()
     bench = Bench(state.parent)
-    stores = bench.driver.stores
-    kinds: list[tuple[Any, type]] = [
-        (stores.volume_records, VolumeRecord),
-        (stores.snapshot_sets, SnapshotSet),
-    ]
-    for records, kind in kinds:
-        assert records.unreadable() == []
-        assert all(type(records.load(key)) is kind for key in records.ids())
-    assert (len(stores.volume_records.ids()), len(stores.snapshot_sets.ids())) == (3, 2)
-    for volume_id in stores.volume_records.ids():
-        assert type(stores.content_records.load(volume_id)) is ContentRecord
+    frozen_pools.check_read(bench.driver.stores)
     bench.let_go()
     assert (state / "pool.json").read_bytes() == identity, "it stays one for the version before"
 

@@ -5,19 +5,17 @@ Schema 3 is the first that is kept: schema 2 did not say who may parse a content
 
 import json
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from crust.blockdriver.engines.rbd import pool
-from crust.blockdriver.records.models import ContentRecord, SnapshotSet, VolumeRecord
 from crust.blockdriver.snapshots.content_source import SourceRequest
 from crust.core import volumes
 from examples.cluster.ceph_cluster import POOL, CephCluster
 from tests.support.ceph import frozen_namespaces
 from tests.support.ceph.rbd_controllers import Controllers, created
 from tests.support.drivers.block_driver import DirectCo
-from tests.support.records.frozen_pools import NEW_NUMBER, check_has
+from tests.support.records.frozen_pools import NEW_NUMBER, check_has, check_read
 
 FROZEN = frozen_namespaces.load(f"rbd-{pool.SCHEMA}-82e74bf9")
 
@@ -29,17 +27,9 @@ async def test_ceph_pool_of_an_earlier_commit_is_read_and_used(
         frozen_namespaces.lay_out(FROZEN, ioctx, ceph.fsid)
     driver = controllers.start()
     stores = driver.stores
-    kinds: list[tuple[Any, type]] = [
-        (stores.volume_records, VolumeRecord),
-        (stores.snapshot_sets, SnapshotSet),
-    ]
-    for records, kind in kinds:
-        assert records.unreadable() == []
-        assert all(type(records.load(key)) is kind for key in records.ids())
-    volume_ids, set_ids = stores.volume_records.ids(), stores.snapshot_sets.ids()
-    assert (len(volume_ids), len(set_ids)) == (3, 2)
+    check_read(stores)
+    volume_ids = stores.volume_records.ids()
     for volume_id in volume_ids:
-        assert type(stores.content_records.load(volume_id)) is ContentRecord
         assert driver.controller.health_check.examine(volume_id).findings == ()
     raw = volumes.VolumeId(stores.pool.ids.volume_id("raw"))
     copy = await created(driver, "copy", SourceRequest("volume", raw))
