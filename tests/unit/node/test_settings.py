@@ -248,6 +248,11 @@ def test_every_setting_of_the_driver_reaches_it() -> None:
     assert {name for name in own if f".{name}" not in source} == set()
 
 
+def test_driver_may_do_without_the_socket_of_the_proxy() -> None:
+    (driver,) = load("[driver]\nruntime_socket = ''\n").driver
+    assert driver.runtime_socket == ""
+
+
 def test_name_of_the_node_is_that_of_driver_and_kubernetes() -> None:
     toml = "[proxy.kubernetes]\nruntime_handlers = ['kata']\n"
     settings = load(toml, CRUST_NODE_NAME="node-1")
