@@ -1,7 +1,7 @@
 """The image of `make image`: containers of it are a node, from create to delete, and the pods of the chart.
 
-No cluster of Ceph is there, and the network of the containers leads nowhere: what needs it starts, says what
-it misses, and is alive meanwhile.
+But for the test with a cluster of Ceph, the network of the containers leads nowhere: what needs a cluster starts,
+says what it misses, and is alive meanwhile.
 """
 
 import asyncio
@@ -11,6 +11,8 @@ import re
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -20,9 +22,12 @@ import pytest
 from crust.host.mounts import mount_api, mountinfo
 from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
+from examples.cluster import ceph_cluster
+from examples.cluster.ceph_cluster import POOL, CephCluster
 from tests.integration.containers.conftest import ANSWER_S, CAPABILITY, Pods
 from tests.support import chart, environments
-from tests.support.co import Co, stage_request
+from tests.support.ceph.rbd_node import created
+from tests.support.co import MIB, Co, capability, stage_request
 from tests.support.containers import (
     CHECKOUT,
     HOST_TO_CONTAINER,
@@ -31,7 +36,8 @@ from tests.support.containers import (
 )
 from tests.support.faults.refusals import refused
 from tests.support.forms import node_list, pod
-from tests.support.forms.pod import GuestPod
+from tests.support.forms.form import Volume
+from tests.support.forms.pod import CephPods, GuestPod
 from tests.support.rendered_pods import RenderedPod
 
 # The first test waits for the build, which installs a small Debian: five minutes beside other work.
@@ -79,6 +85,51 @@ async def test_volume_lives_in_containers_of_the_image(pods: Pods, image: Path) 
 async def test_pod_of_the_image_publishes_to_a_guest(containerd: Containerd, image: Path) -> None:
     with pod.serving(containerd, chart.choice("local"), GuestPod, image) as node:
         await node_list.deferred_publish_and_unpublish(node)
+
+
+@pytest.fixture(scope="module")
+def ceph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CephCluster]:
+    with ceph_cluster.running(tmp_path_factory.mktemp("ceph") / "c", with_mgr=True) as cluster:
+        yield cluster
+
+
+def chosen(ceph: CephCluster, namespace: str, user: str) -> str:
+    """The choice of the chart, for a cluster without the Kubernetes API."""
+    text = chart.choice("ceph").replace("fenceLostNodes: true", "fenceLostNodes: false")
+    given = {"monitors": f'"{ceph.monitors}"', "pool": POOL, "namespace": namespace, "user": user}
+    for name, value in given.items():
+        text, count = re.subn(rf"(?m)^    {name}: .*$", f"    {name}: {value}", text)
+        assert count == 1, name
+    return text
+
+
+@pytest.mark.vm
+async def test_pods_for_ceph_publish_an_image_to_a_guest(
+    containerd: Containerd, image: Path, ceph: CephCluster
+) -> None:
+    """As the controllers' user, which may not read a directory of root's."""
+    namespace = ceph.make_namespace()
+    user, guest = f"controller-{namespace}", f"guest-{namespace}"
+    given = chosen(ceph, namespace, user)
+    secrets = {"userID": guest, "userKey": ceph.node(guest, namespace)}
+    pods = partial(CephPods, key=ceph.controller(user, namespace))
+    with pod.serving(containerd, given, pods, image) as node:
+        async with node.controller() as controller, node.called(node.driver) as co, node.handler():
+            made = await created(controller, "v", capability())
+            volume = Volume(co, made, capability(), node.driver, secrets)
+            await volume.stage()
+            await volume.publish()
+            with node.guest():
+                assert node.is_mounted()  # the guard mount
+                snapshot = (await controller.snapshot(volume.id)).snapshot_id
+            await volume.unpublish()
+            await volume.unstage()
+            copy = (await created(controller, "copy", capability(), snapshot=snapshot)).volume_id
+            await controller.grow(copy, 400 * MIB)
+            await controller.delete_snapshot(snapshot)
+            for each in (copy, volume.id):
+                await controller.delete(each)
+            assert await controller.volumes() == {}
 
 
 def test_image_has_this_version_and_all_tools(containerd: Containerd, image: Path) -> None:
