@@ -131,7 +131,7 @@ test: REQUIRED = mount,loop,cgroups,vm,containerd,systemd,ember,csi-sanity,go-dr
 e2e: REQUIRED = mount,loop,vm,ember
 integration: REQUIRED = mount,loop,cgroups,containerd,systemd,ember,csi-sanity,go-driver
 conformance: REQUIRED = mount,loop,ember,csi-sanity
-forms: REQUIRED = mount,loop,containerd,systemd
+forms: REQUIRED = mount,loop,vm,containerd,systemd
 upgrade: REQUIRED = mount,loop,systemd
 lies kills false-refusals simulate: REQUIRED = mount,loop
 
@@ -167,7 +167,7 @@ lies: root $(VENV)/.done ## each call by which a device is asked about, and at e
 
 .PHONY: forms
 forms: export TESTS_FORMS = all
-forms: root setup $(HELM) ## the whole list of what a node must be able to do, under the units and in the pods of the chart (root)
+forms: root setup guest $(HELM) ## the whole list of what a node must be able to do, under the units and in the pods of the chart (root)
 	@$(PYTEST) $(SIDE_BY_SIDE) tests/integration/systemd/test_units.py tests/integration/systemd/test_capabilities.py tests/integration/containers/test_pods.py
 
 .PHONY: upgrade

@@ -35,9 +35,9 @@ from tests.support.containers import (
     Containerd,
 )
 from tests.support.faults.refusals import refused
-from tests.support.forms import node_list, pod
+from tests.support.forms import of_guests, pod
 from tests.support.forms.form import Volume
-from tests.support.forms.pod import CephPods, GuestPod
+from tests.support.forms.pod import CephPods, Pod
 from tests.support.rendered_pods import RenderedPod
 
 # The first test waits for the build, which installs a small Debian: five minutes beside other work.
@@ -83,8 +83,8 @@ async def test_volume_lives_in_containers_of_the_image(pods: Pods, image: Path) 
 
 @pytest.mark.vm
 async def test_pod_of_the_image_publishes_to_a_guest(containerd: Containerd, image: Path) -> None:
-    with pod.serving(containerd, chart.choice("local"), GuestPod, image) as node:
-        await node_list.deferred_publish_and_unpublish(node)
+    with pod.serving(containerd, chart.choice("local"), Pod, image) as node:
+        await of_guests.guests(node)
 
 
 @pytest.fixture(scope="module")
@@ -114,12 +114,16 @@ async def test_pods_for_ceph_publish_an_image_to_a_guest(
     secrets = {"userID": guest, "userKey": ceph.node(guest, namespace)}
     pods = partial(CephPods, key=ceph.controller(user, namespace))
     with pod.serving(containerd, given, pods, image) as node:
-        async with node.controller() as controller, node.called(node.driver) as co, node.handler():
+        async with (
+            node.controller() as controller,
+            node.called(node.driver) as co,
+            of_guests.runtime(node),
+        ):
             made = await created(controller, "v", capability())
             volume = Volume(co, made, capability(), node.driver, secrets)
             await volume.stage()
             await volume.publish()
-            with node.guest():
+            with of_guests.guest(node):
                 assert node.is_mounted()  # the guard mount
                 snapshot = (await controller.snapshot(volume.id)).snapshot_id
             await volume.unpublish()

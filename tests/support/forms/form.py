@@ -9,7 +9,13 @@ import asyncio
 import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+)
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +29,7 @@ from crust.core.volumes import HandlerFeature
 from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2
 from examples.drivers import minimal
+from examples.kata.demo.kubelet import Kubelet
 from tests.support.booted_systemd import CHECKOUT
 from tests.support.co import Co, capability
 from tests.support.faults.refusals import until_probe
@@ -120,6 +127,10 @@ class Form(ABC):
     def crust(self, *words: str) -> "subprocess.CompletedProcess[str]":
         """The command `crust`, as an operator runs it in this form."""
 
+    def seen(self, path: str) -> str:
+        """A path below the node's /run, seen from outside."""
+        return f"{self.root}{path}"
+
     def output(self, *command: str) -> str:
         """The output of a command that must succeed."""
         done = self.run(*command)
@@ -138,6 +149,15 @@ class Form(ABC):
         async with channel.connect(socket) as connected:
             await until_probe(connected, grpc.StatusCode.OK, within_s=ANSWER_S)
             yield Co(connected, ANSWER_S, waits=True)
+
+    async def until_registered(self) -> None:
+        """Wait for the handler kata; what registers it was perhaps started a moment ago."""
+        csi = f"{self.root}{KUBELET}/plugins/{self.driver}/csi.sock"
+        kubelet = Kubelet(self.root, csi, self.seen("/run/crust/inspect.sock"))
+        try:
+            await kubelet.wait_ready("kata")
+        finally:
+            await kubelet.close()
 
     @asynccontextmanager
     async def handler(self, features: frozenset[HandlerFeature] = NO_FORMAT) -> AsyncIterator[None]:
@@ -255,12 +275,15 @@ async def staged(
     *,
     driver: str = "",
     features: frozenset[HandlerFeature] = NO_FORMAT,
+    runtime: AbstractAsyncContextManager[None] | None = None,
     secrets: Mapping[str, str] | None = None,
     **fields: Any,
 ) -> AsyncIterator[Volume]:
-    """A new volume, staged beside a runtime handler; the block unpublishes it, or fails in `form.cleaned`."""
+    """A new volume, staged beside a runtime, else the form's own handler with these features; the block unpublishes
+    it, or fails in `form.cleaned`.
+    """
     given, driver = given or capability(), driver or form.driver
-    async with form.called(driver) as co, form.handler(features):
+    async with form.called(driver) as co, runtime or form.handler(features):
         created = await co.create("v", given, **fields)
         volume = Volume(co, created, given, driver, secrets or {})
         form.left = volume

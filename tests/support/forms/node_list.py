@@ -10,7 +10,7 @@ from pathlib import Path
 
 from crust.core.settings import OWN_DRIVER
 from examples.drivers import minimal
-from tests.support.forms import of_faults, of_operators, of_volumes
+from tests.support.forms import of_faults, of_guests, of_operators, of_volumes
 from tests.support.forms.form import KUBELET, TARGET, Form, Volume, staged
 
 Entry = Callable[[Form], Awaitable[None]]
@@ -99,6 +99,7 @@ OF_ANY_DRIVER: tuple[Entry, ...] = (
     of_operators.gc,
     of_operators.end_orphan,
     of_faults.kill_of_each_process,
+    of_guests.guests,
 )
 """What also a node does that serves no driver of crust."""
 WHOLE: tuple[Entry, ...] = (

@@ -4,7 +4,6 @@ The node's root is this machine's own file system, under an overlay, with a kube
 they are under systemd. Its processes and devices are this machine's.
 """
 
-import asyncio
 import os
 import shutil
 import socket
@@ -19,13 +18,9 @@ from typing import TypeVar
 
 import grpc
 
-from crust.core import volumes
-from crust.core.volumes import HandlerFeature
-from crust.handoff.store import Store
 from crust.host.block import loop
 from crust.rpc import channel
 from examples.drivers import minimal
-from examples.kata.demo.kubelet import Kubelet
 from tests.support import trees
 from tests.support.co import Co
 from tests.support.containers import (
@@ -40,7 +35,7 @@ from tests.support.containers import (
 from tests.support.drivers import remnants
 from tests.support.environments import do
 from tests.support.faults.refusals import until_probe
-from tests.support.forms.form import ANSWER_S, KUBELET, NO_FORMAT, TARGET, VENDORS_SOCKET, Form
+from tests.support.forms.form import ANSWER_S, KUBELET, VENDORS_SOCKET, Form
 from tests.support.rendered_pods import RenderedPod
 
 SHIM = "/run/crust/shim-vendor/csi.sock"
@@ -131,52 +126,8 @@ class Pod(Form):
         return ["chroot", str(self.root), *command]
 
 
-class GuestPod(Pod):
-    """A node beside which the example runtime serves, as Kata does: a sandbox is a microVM that mounts its volume."""
-
-    _RUNTIME = ("env", f"--chdir={CHECKOUT}", sys.executable, "-m", "examples.kata")
-    _HERE = "--run-dir=/run/crust/example"
-    """The proxy, in its pod, sees the handler's socket there."""
-
-    @asynccontextmanager
-    async def handler(self, features: frozenset[HandlerFeature] = NO_FORMAT) -> AsyncIterator[None]:
-        """The runtime has features of its own."""
-        csi = f"{self.root}{KUBELET}/plugins/{self.driver}/csi.sock"
-        kubelet = Kubelet(self.root, csi, f"{self.root}/run/crust/inspect.sock")
-        with self.running(*self._RUNTIME, "serve", self._HERE) as runtime:
-            try:
-                await kubelet.wait_ready("kata")
-                yield
-            finally:
-                await kubelet.close()
-                runtime.terminate()
-                await asyncio.to_thread(runtime.wait)
-
-    @contextmanager
-    def sandbox(self, target: str = TARGET, error: str = "") -> Iterator[str]:
-        """The device of its microVM, which has written to it when the block begins, and ends with the block."""
-        assert not error
-        entry = Store(str(self.at("/run/crust/volumes"))).read(volumes.TargetPath(target))
-        assert entry is not None
-        with self.guest(target):
-            yield entry.require().device
-
-    @contextmanager
-    def guest(self, target: str = TARGET) -> Iterator[None]:
-        """A microVM that has the volume, and has written to it when the block begins; it ends with the block."""
-        of_guest = ("--sandbox=guest", f"--mount=source={target},destination=/data")
-        script = "echo written >/data/file; sync; cat /data/file; exec sleep infinity"
-        command = (*self._RUNTIME, "run", self._HERE, *of_guest, "sh", "-c", script)
-        with self.running(*command) as guest:
-            assert guest.stdout is not None
-            line = guest.stdout.readline()
-            assert line == "written\n", line + guest.stdout.read()
-            yield
-            self.output(*self._RUNTIME, "stop", self._HERE, "guest")
-
-
 @dataclass
-class CephPods(GuestPod):
+class CephPods(Pod):
     """A node of the chart's driver for Ceph, and its controllers' pod. Their network is the node's."""
 
     driver = "rbd.csi.crust.dev"

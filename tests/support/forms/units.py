@@ -7,12 +7,10 @@ from contextlib import AbstractContextManager, asynccontextmanager, contextmanag
 from dataclasses import dataclass
 from pathlib import Path
 
-from crust.core.settings import OWN_DRIVER
 from crust.core.volumes import HandlerFeature
-from examples.kata.demo.kubelet import Kubelet
 from tests.support.booted_systemd import CHECKOUT, ENVIRONMENT, Machine
 from tests.support.forms import kata_beside
-from tests.support.forms.form import KUBELET, NO_FORMAT, TARGET, Form
+from tests.support.forms.form import NO_FORMAT, TARGET, Form
 
 ONE = ("crust-node",)
 THREE = ("crust-driver", "crust-shim", "crust-proxy")
@@ -39,6 +37,9 @@ class Units(Form):
 
     def kill(self, process: str) -> None:
         self.output("systemctl", "kill", "--kill-who=main", "--signal=KILL", process)
+
+    def seen(self, path: str) -> str:
+        return self.machine.seen(path)
 
     def reboot(self) -> None:
         self.machine.boot()
@@ -78,17 +79,8 @@ class KataUnits(Units):
             self._beside = process
             answer = await asyncio.to_thread(self._answer)
             assert answer == "registered", answer
-            await self._until_registered()
+            await self.until_registered()
             yield
-
-    async def _until_registered(self) -> None:
-        """The unit was perhaps started a moment ago."""
-        seen = self.machine.seen("/run/crust/inspect.sock")
-        kubelet = Kubelet(self.root, f"{self.root}{KUBELET}/plugins/{OWN_DRIVER}/csi.sock", seen)
-        try:
-            await kubelet.wait_ready("kata")
-        finally:
-            await kubelet.close()
 
     @contextmanager
     def sandbox(self, target: str = TARGET, error: str = "") -> Iterator[str]:
