@@ -12,4 +12,5 @@ RECORDS = {RecordKind.VOLUMES: b"a volume", RecordKind.CONTENT: b"its content"}
 
 def directories(tmp_path: Path) -> VolumeDirectories:
     (tmp_path / "volumes").mkdir()
-    return VolumeDirectories(tmp_path / "volumes", IDS.is_volume_id, Reserve(tmp_path / "reserve"))
+    reserve = Reserve(tmp_path / "reserve")
+    return VolumeDirectories(tmp_path / "volumes", RecordKind.VOLUMES, IDS.is_volume_id, reserve)

@@ -25,7 +25,10 @@ def engine(directory: str, memory: str = "", *, create: bool = False) -> Engine:
     pool = DirectoryPool(directory, memory or memory_beside(directory), create=create)
     reserve = Reserve(pool.directory / "records.reserve")
     directories = VolumeDirectories(
-        pool.directory / RecordKind.VOLUMES.value, lambda text: pool.ids.is_volume_id(text), reserve
+        pool.directory / RecordKind.VOLUMES.value,
+        RecordKind.VOLUMES,
+        lambda text: pool.ids.is_volume_id(text),
+        reserve,
     )
     sets = Directories(
         pool.directory / RecordKind.SNAPSHOTS.value,

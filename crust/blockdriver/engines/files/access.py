@@ -15,7 +15,6 @@ the file at the image's path with the file of the device at each use, and refuse
 not detach the device, which alone has the data.
 """
 
-import errno
 import fnmatch
 import hashlib
 import os
@@ -52,10 +51,8 @@ class FileAccess:
         digest = hashlib.sha256(f"{pool.st_dev}:{pool.st_ino}".encode()).hexdigest()
         self._tag = f"{_MARK}{digest[:12]}:"
         self._is_btrfs = bool(btrfs.filesystem_id(self._directories.directory))
-        ours, images = self._devices(), self._images_by_tag()
-        by_volume = {self._volume_of(device, images): device for device in ours}
         self._known = {
-            volume_id: device for volume_id, device in by_volume.items() if volume_id is not None
+            volume_id: device for device, volume_id in self._ours() if volume_id is not None
         }
 
     def use(self, volume_id: volumes.VolumeId, secrets: Mapping[str, str]) -> None:
@@ -71,7 +68,7 @@ class FileAccess:
         if device is None:
             path = self._directories.image(volume_id)
             # Only this process attaches files of the pool: a file without a writer has no device.
-            is_new, tag = not sparse.has_writers(path), self._tag + _end_of(volume_id)
+            is_new, tag = not sparse.has_writers(path), self._tag + volume_id[-_TAG_ID_BYTES:]
             try:
                 device = loop.attach(path, direct_io=not self._is_btrfs, tag=tag, once=not is_new)
             except errors.NotFound as err:
@@ -100,12 +97,12 @@ class FileAccess:
 
     def orphans(self) -> tuple[Attachment, ...]:
         """Loop devices of this pool whose volume or image does not exist any more."""
-        return tuple(_attachment(device) for device in self._orphaned_devices())
+        return tuple(_attachment(device) for device, volume_id in self._ours() if volume_id is None)
 
     def drop(self, orphan: Attachment) -> None:
         """Detach it, if it still is an orphan; raises `holders.DeviceInUse`."""
-        for device in self._orphaned_devices():
-            if device.identity == orphan.host_device.identity:
+        for device, volume_id in self._ours():
+            if volume_id is None and device.identity == orphan.host_device.identity:
                 loop.detach(device)
 
     def refresh(self, volume_id: volumes.VolumeId) -> Attachment | None:
@@ -141,14 +138,10 @@ class FileAccess:
         """The volume's device. Raises `ImageReplaced`, `NotSeen`."""
         device = self._device(volume_id)
         if device is not None:
-            status = answers.seen(self._look_at(volume_id))
+            status = answers.seen(self._directories.look_at(volume_id))
             if status is not None and (status.st_dev, status.st_ino) != device.file:
                 raise ImageReplaced(volume_id, device.path)
         return device
-
-    def _look_at(self, volume_id: volumes.VolumeId) -> answers.Answer[os.stat_result]:
-        path = self._directories.image(volume_id)
-        return answers.ask(f"the image {path}", lambda: os.lstat(path), absent=(errno.ENOENT,))
 
     def _device(self, volume_id: volumes.VolumeId) -> loop.LoopDevice | None:
         """The cached device, if it is still the same (the kernel reuses no disk sequence); else by a search."""
@@ -159,7 +152,7 @@ class FileAccess:
         # of a pool that was here before: its files cannot be reached
         if not self._directories.is_id(volume_id):
             named = loop.list_named(os.path.basename(path).__eq__)
-            marks = f"{_MARK}*:{_end_of(volume_id)}"
+            marks = f"{_MARK}*:{volume_id[-_TAG_ID_BYTES:]}"
             attached = tuple(device for device in named if fnmatch.fnmatch(device.tag, marks))
         # The search reads the file name of every loop device of the node; most volumes have no device.
         else:
@@ -174,45 +167,30 @@ class FileAccess:
         self._known[volume_id] = attached[0]
         return attached[0]
 
-    def _orphaned_devices(self) -> list[loop.LoopDevice]:
-        ours = self._devices()
-        images = self._images_by_tag() if ours else {}
-        return [device for device in ours if self._volume_of(device, images) is None]
-
-    def _devices(self) -> list[loop.LoopDevice]:
-        """The loop devices that a driver attached for this pool."""
+    def _ours(self) -> list[tuple[loop.LoopDevice, volumes.VolumeId | None]]:
+        """The loop devices that a driver attached for this pool, each with its volume; None if the volume or its
+        image does not exist any more.
+        """
         place = os.path.realpath(str(self._directories.directory))
-        return [
-            device
-            for device in loop.list_named(self._directories.is_image)
-            if device.tag.startswith(self._tag) or _is_of_restored(device, place)
-        ]
-
-    def _images_by_tag(self) -> dict[str, volumes.VolumeId]:
-        return {_end_of(volume_id): volume_id for volume_id in self._directories.ids()}
-
-    def _volume_of(
-        self, device: loop.LoopDevice, images: dict[str, volumes.VolumeId]
-    ) -> volumes.VolumeId | None:
-        """The volume of the device; None if it has no image any more."""
-        volume_id = images.get(device.tag.rpartition(":")[2])
-        if volume_id is None:
-            return None
-        match self._look_at(volume_id):
-            case answers.Absent():
-                return None
-            case _:  # an image that is not seen may be the same, so the device stays
-                return volume_id
-
-
-def _is_of_restored(device: loop.LoopDevice, place: str) -> bool:
-    """Whether a driver attached a file of the pool's folder that was deleted, with that folder or without it."""
-    is_deleted = device.backing.startswith(f"{place}/") and device.backing.endswith(" (deleted)")
-    return is_deleted and device.tag.startswith(_MARK)
-
-
-def _end_of(volume_id: str) -> str:
-    return volume_id[-_TAG_ID_BYTES:]
+        named = loop.list_named(self._directories.is_image)
+        by_tag = {one[-_TAG_ID_BYTES:]: one for one in self._directories.ids()} if named else {}
+        ours: list[tuple[loop.LoopDevice, volumes.VolumeId | None]] = []
+        for device in named:
+            # of a pool that was restored from a backup: its folder was deleted, or the file in it
+            is_restored = (
+                device.backing.startswith(f"{place}/")
+                and device.backing.endswith(" (deleted)")
+                and device.tag.startswith(_MARK)
+            )
+            if not device.tag.startswith(self._tag) and not is_restored:
+                continue
+            volume_id = by_tag.get(device.tag.rpartition(":")[2])
+            # an image that is not seen may be the same, so the device stays
+            is_gone = volume_id is None or isinstance(
+                self._directories.look_at(volume_id), answers.Absent
+            )
+            ours.append((device, None if is_gone else volume_id))
+        return ours
 
 
 def _attachment(device: loop.LoopDevice) -> Attachment:

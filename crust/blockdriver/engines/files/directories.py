@@ -24,6 +24,7 @@ part calls with ids from a CO, refuses a name that could lead elsewhere.
 """
 
 import contextlib
+import errno
 import logging
 import os
 import secrets
@@ -33,9 +34,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from crust.blockdriver.engines.pool_access import RecordChanged, RecordKind, check_file_name
-from crust.blockdriver.engines.protocol import ImageMissing, orphan_image
+from crust.blockdriver.engines.protocol import orphan_image
 from crust.core import errors, volumes
-from crust.host.files import durable, listing, sparse
+from crust.host import answers
+from crust.host.files import durable, listing
 from crust.host.files.durable import Place
 from crust.host.process import syscalls
 
@@ -124,29 +126,27 @@ class Directories:
         It syncs the names and records of a killed process: the driver relies on them from now on.
         """
         for name in self._names():
+            home = self.directory / name
             if name.startswith((_NEW, _GONE)):
-                _free(self.directory / name)
-            elif self.is_id(name):
-                self._clear(name)
+                _free(home)
+            if not self.is_id(name):
+                continue
+            try:
+                durable.remove_temporary_files(home)
+                durable.sync_directory(home)
+                for path in [home / record for record in RECORDS.values()]:
+                    with (
+                        syscalls.translating(f"cannot sync {path}"),
+                        contextlib.suppress(FileNotFoundError),
+                        syscalls.closing(
+                            os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+                        ) as fd,
+                    ):
+                        os.fdatasync(fd)
+            except errors.CrustError as err:  # of this volume or set alone: its calls report it
+                extra = {"directory": str(home), "error": err}
+                _log.warning("a directory of the pool cannot be read", extra=extra)
         self._reserve.keep()
-
-    def _clear(self, name: str) -> None:
-        try:
-            durable.remove_temporary_files(self.directory / name)
-            durable.sync_directory(self.directory / name)
-            for record in RECORDS.values():
-                path = self.directory / name / record
-                with (
-                    syscalls.translating(f"cannot sync {path}"),
-                    contextlib.suppress(FileNotFoundError),
-                    syscalls.closing(
-                        os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-                    ) as fd,
-                ):
-                    os.fdatasync(fd)
-        except errors.CrustError as err:  # of this volume or set alone: its calls report it
-            extra = {"directory": str(self.directory / name), "error": err}
-            _log.warning("a directory of the pool cannot be read", extra=extra)
 
     def ids(self) -> frozenset[volumes.VolumeId]:
         """The ids that have a directory, with or without its files."""
@@ -165,21 +165,18 @@ class Directories:
             yield staged
         except Exception:
             try:
-                self._take_back(staged, volume_or_set_id)
+                # another one of its name, which a person put back, stays
+                if listing.exists(path):
+                    _free(path)
+                elif not staged.is_committed:
+                    # It was renamed, and the name may not be durable: a repeated call would find it, and answer.
+                    self.remove(volume_or_set_id)
             except errors.CrustError as err:
                 extra = {"directory": str(path), "error": err}
                 _log.warning("a part of a failed creation stays", extra=extra)
             raise
         if not staged.is_committed:
             _free(path)
-
-    def _take_back(self, staged: Staged, volume_or_set_id: str) -> None:
-        """Remove a volume or set whose creation failed. Another one of its name, which a person put back, stays."""
-        if listing.exists(staged.path):
-            _free(staged.path)
-        elif not staged.is_committed:
-            # It was renamed, and the name may not be durable: a repeated call would find it, and answer.
-            self.remove(volume_or_set_id)
 
     def remove(self, volume_or_set_id: str) -> None:
         """Remove the name, durably, then free the space; without a record it removes no file."""
@@ -217,24 +214,19 @@ class Directories:
 class VolumeDirectories(Directories):
     """The directories of volumes, each with an image."""
 
-    def __init__(self, directory: Place, is_id: Callable[[str], bool], reserve: Reserve) -> None:
-        super().__init__(directory, RecordKind.VOLUMES, is_id, reserve)
-
     def image(self, volume_id: volumes.VolumeId, home: Place | None = None) -> Place:
         """The image of a volume, whether it exists or not; during its creation in the directory `home`."""
         check_file_name(volume_id)
         return (home or self.directory / volume_id) / (volume_id + _IMAGE)
 
+    def look_at(self, volume_id: volumes.VolumeId) -> answers.Answer[os.stat_result]:
+        """The file at the path of the image; of a link the link itself."""
+        path = self.image(volume_id)
+        return answers.ask(f"the image {path}", lambda: os.lstat(path), absent=(errno.ENOENT,))
+
     def is_image(self, name: str) -> bool:
         """Whether a file of this name can be an image of this pool."""
         return name.endswith(_IMAGE) and self.is_id(name.removesuffix(_IMAGE))
-
-    def size_bytes(self, volume_id: volumes.VolumeId) -> int:
-        """The apparent size of the image; raises `ImageMissing`."""
-        try:
-            return sparse.size_bytes(self.image(volume_id))
-        except errors.NotFound as err:
-            raise ImageMissing(volume_id) from err
 
 
 class FileRecords:

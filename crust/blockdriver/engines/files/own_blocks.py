@@ -369,22 +369,17 @@ class OwnBlocks:
         now_s = time.monotonic()
         due |= {family for family in self._estimated if family.due_at_s <= now_s}
         self._estimated -= due
+        # own blocks that took the place of shared ones since the last look count as others'
         for family in self._estimated:
-            family.counted = self._estimate(family)
+            seen = family.seen
+            blocks_bytes = sum(file.blocks_bytes for file in self._files_in(family))
+            shared_bytes = family.blocks_bytes - seen.own_bytes
+            own_bytes = blocks_bytes - shared_bytes
+            if self._is_btrfs():
+                own_bytes = min(own_bytes, seen.own_bytes)
+            own_bytes = max(own_bytes, 0)
+            family.counted = Counted(own_bytes, blocks_bytes - own_bytes, seen.snapshot_bytes)
         return due
-
-    def _estimate(self, family: _Family) -> Counted:
-        """The numbers of a family whose files have changed since the last look: own blocks that took the place of
-        shared ones count as others'.
-        """
-        seen = family.seen
-        blocks_bytes = sum(file.blocks_bytes for file in self._files_in(family))
-        shared_bytes = family.blocks_bytes - seen.own_bytes
-        own_bytes = blocks_bytes - shared_bytes
-        if self._is_btrfs():
-            own_bytes = min(own_bytes, seen.own_bytes)
-        own_bytes = max(own_bytes, 0)
-        return Counted(own_bytes, blocks_bytes - own_bytes, seen.snapshot_bytes)
 
     def _count(self, families: Iterable[_Family]) -> None:
         """Look at the extents of families."""

@@ -33,7 +33,7 @@ from crust.blockdriver import schema
 from crust.blockdriver.engines.pool_access import POOL_ID, PoolAbsent, PoolIds, UnknownPoolLayout
 from crust.core import errors
 from crust.host.files import durable, locks
-from crust.host.files.durable import DirectoryReplaced, HeldDirectory, Place
+from crust.host.files.durable import DirectoryReplaced, HeldDirectory
 from crust.host.process import syscalls
 
 SCHEMA = 4
@@ -91,7 +91,20 @@ class DirectoryPool:
         Raises `PoolAbsent`, `PoolIdentityMissing`, `PoolIdentityUnreadable`, `UnknownPoolLayout`.
         """
         try:
-            self._find()
+            if self._create and not self._remembered():
+                durable.make_directories(self.directory.path, 0o700)
+            try:
+                self.directory.hold()
+            except errors.NotFound as err:
+                raise self._absent("no directory") from err
+            identity, remembered = self._read(), self._remembered()
+            if identity is None:
+                self._check_empty()
+                if remembered or not self._create:
+                    raise self._absent("no pool.json")
+            elif remembered not in ("", identity.pool_id):
+                raise self._absent(f"the pool {identity.pool_id}")
+            self._check_folders()
         except errors.CrustError:
             self.directory.let_go()
             raise
@@ -102,7 +115,14 @@ class DirectoryPool:
         """
         self.find()
         durable.remove_temporary_files(self.directory / ".")
-        identity = self._read() or self._make()
+        identity = self._read()
+        if identity is None:
+            created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+            identity = _Identity.model_validate(
+                {"schema": SCHEMA, "pool_id": secrets.token_hex(8), "created": created}
+            )
+            data = identity.model_dump_json(by_alias=True).encode() + b"\n"
+            durable.write_file(self._identity, data, replaces=False)
         if self._remembered() != identity.pool_id:
             durable.write_file(self._memory, identity.pool_id.encode() + b"\n")
         self.ids = PoolIds(identity.pool_id)
@@ -155,22 +175,6 @@ class DirectoryPool:
         if self._served.setdefault(name, identity) != identity:
             raise DirectoryReplaced(str(folder))
 
-    def _find(self) -> None:
-        if self._create and not self._remembered():
-            durable.make_directories(self.directory.path, 0o700)
-        try:
-            self.directory.hold()
-        except errors.NotFound as err:
-            raise self._absent("no directory") from err
-        identity, remembered = self._read(), self._remembered()
-        if identity is None:
-            self._check_empty()
-            if remembered or not self._create:
-                raise self._absent("no pool.json")
-        elif remembered not in ("", identity.pool_id):
-            raise self._absent(f"the pool {identity.pool_id}")
-        self._check_folders()
-
     def _absent(self, present: str) -> PoolAbsent:
         remembered = self._remembered()
         return PoolAbsent(
@@ -212,7 +216,13 @@ class DirectoryPool:
     def _check_empty(self) -> None:
         for folder in _FOLDERS:
             path = self.directory / folder
-            names = _names(path)
+            with syscalls.translating(f"cannot list {path}"):
+                try:  # a link is no absent folder, wherever it leads
+                    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                except FileNotFoundError:
+                    continue
+                with syscalls.closing(fd):
+                    names = os.listdir(fd)
             if names:
                 raise errors.Corrupt.named(
                     "PoolIdentityMissing",
@@ -242,23 +252,3 @@ class DirectoryPool:
                 f"{first} is not empty, and no folder of this version",
                 "run the version of crust that wrote it; if it is not of the pool, move it elsewhere",
             )
-
-    def _make(self) -> _Identity:
-        created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        identity = _Identity.model_validate(
-            {"schema": SCHEMA, "pool_id": secrets.token_hex(8), "created": created}
-        )
-        data = identity.model_dump_json(by_alias=True).encode() + b"\n"
-        durable.write_file(self._identity, data, replaces=False)
-        return identity
-
-
-def _names(folder: Place) -> list[str]:
-    """The names in a folder; none if it is absent. A link is no absent folder, wherever it leads."""
-    with syscalls.translating(f"cannot list {folder}"):
-        try:
-            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return []
-        with syscalls.closing(fd):
-            return os.listdir(fd)

@@ -9,7 +9,6 @@ differ; on other filesystems they do not.
 """
 
 import contextlib
-import errno
 import logging
 import os
 import stat
@@ -331,19 +330,18 @@ class FileProvisioning:
 
     def image_bytes(self, volume_id: volumes.VolumeId) -> int:
         """The file's apparent size. What is no regular file has none."""
-        image = self.directories.image(volume_id)
-        status = answers.seen(
-            answers.ask(f"the image {image}", lambda: os.lstat(image), absent=(errno.ENOENT,))
-        )
+        status = answers.seen(self.directories.look_at(volume_id))
         return status.st_size if status is not None and stat.S_ISREG(status.st_mode) else 0
 
     def image_problem(self, volume_id: volumes.VolumeId, size_bytes: int) -> str:
         """The path is no regular file, or the file is shorter than at its creation. Raises `ImageReplaced`."""
         self._access.check_image(volume_id)
         try:
-            present_bytes = self.directories.size_bytes(volume_id)
+            present_bytes = sparse.size_bytes(self.directories.image(volume_id))
         except sparse.NotAnImage as err:
             return str(err)
+        except errors.NotFound as err:
+            raise ImageMissing(volume_id) from err
         if present_bytes < size_bytes:
             return f"the image has {present_bytes} bytes and should have {size_bytes}"
         return ""
