@@ -132,7 +132,8 @@ def main() -> None:
     answers = _Answers()
     for line in sys.stdin:
         try:
-            answer = answers.to(json.loads(line))
+            question = json.loads(line)
+            answer: dict[str, object] = getattr(answers, question.pop("question"))(**question)
         except errors.CrustError as err:
             answer = _answer_of(err)
         sys.stdout.write(f"{json.dumps(answer)}\n")
@@ -145,10 +146,6 @@ class _Answers:
 
     _image: volumes.NetworkImage
     _connection: Connection
-
-    def to(self, question: dict[str, Any]) -> dict[str, object]:
-        answer: dict[str, object] = getattr(self, question.pop("question"))(**question)
-        return answer
 
     def connect(
         self, image: dict[str, Any], key: str, timeouts: dict[str, int]

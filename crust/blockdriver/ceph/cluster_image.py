@@ -71,8 +71,12 @@ class ClusterImage:
             header, locks = f"rbd_header.{image.id()}", _lockers(image)
         for client, cookie, address in locks:
             if address in addresses:
+                # cls_lock_break_op: the lock's name, its holder (a client, and its number), and the cookie
+                holder = struct.pack("<Bq", _CLIENT, int(client.removeprefix("client.")))
+                operands = encoded(encoded(b"rbd_lock") + holder + encoded(cookie.encode()))
+                request = struct.pack("<BB", 1, 1) + operands
                 with suppress(load().rados.ObjectNotFound):  # another process has broken it
-                    self.ioctx.execute(header, "lock", "break_lock", _break(client, cookie))
+                    self.ioctx.execute(header, "lock", "break_lock", request)
 
 
 @contextmanager
@@ -96,15 +100,6 @@ def reached(
                 hint="compare with `rbd ls`",
             ) from err
         raise
-
-
-def _break(client: str, cookie: str) -> bytes:
-    """cls_lock_break_op: the lock's name, its holder (an entity of type client, and its number), and the cookie."""
-    number = int(client.removeprefix("client."))
-    client_of_lock = struct.pack("<Bq", _CLIENT, number)
-    return struct.pack("<BB", 1, 1) + encoded(
-        encoded(b"rbd_lock") + client_of_lock + encoded(cookie.encode())
-    )
 
 
 def encoded(text: bytes) -> bytes:

@@ -202,20 +202,16 @@ class Connection:
             self._client = None
             if client is not None:
                 client.is_left = not is_idle
-        if client is not None and is_idle:
-            self._give_lock_back(client)
-            _shut_down(client)
-
-    def _give_lock_back(self, client: _Client) -> None:
-        """Give the lock back; if that fails, the next controller cuts this client off."""
-        if self.controller_lock is None or client.is_blocklisted or client.is_in_doubt:
+        if client is None or not is_idle:
             return
-        try:
-            self.controller_lock.give_back(
-                self._ioctx(client, self.controller_lock.pool, self.controller_lock.namespace)
-            )
-        except (*self._binding.failures, errors.CrustError) as err:
-            _log.warning("the pool's lock is not given back", extra={"error": err})
+        lock = self.controller_lock
+        if lock is not None and not client.is_blocklisted and not client.is_in_doubt:
+            try:
+                lock.give_back(self._ioctx(client, lock.pool, lock.namespace))
+            except (*self._binding.failures, errors.CrustError) as err:
+                # the next controller cuts this client off
+                _log.warning("the pool's lock is not given back", extra={"error": err})
+        _shut_down(client)
 
     def rest(self) -> None:
         """Disconnect, unless a call runs; the next call connects again."""
@@ -249,7 +245,7 @@ class Connection:
         if number == errno.ESHUTDOWN:
             client.is_blocklisted = True
             return failures.CephClientBlocklisted(self.ceph_user.user, client.cluster.get_addrs())
-        client.is_in_doubt |= failures.is_unanswered(number)
+        client.is_in_doubt |= number in failures.UNANSWERED
         return self._translated(number, error_text, step)
 
     def _taken(self, error_text: str) -> _Client:

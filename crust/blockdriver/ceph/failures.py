@@ -110,7 +110,7 @@ class CephFailed(errors.RuntimeFailed):
         self.number = number
 
 
-_UNREACHED = (
+UNANSWERED = (
     errno.ETIMEDOUT,
     errno.ECONNREFUSED,
     errno.ECONNRESET,
@@ -120,6 +120,7 @@ _UNREACHED = (
     errno.EHOSTUNREACH,
     errno.ENETUNREACH,
 )
+"""The call got no answer, so it may still be carried out."""
 _OVERTAKEN = (errno.ESTALE, errno.EAGAIN, errno.EBUSY, errno.ECANCELED, errno.EROFS, errno.EINTR)
 """Another client has renamed, removed or locked the image between two steps of librbd: a retry looks again. EROFS is
 a write of a client that has lost librbd's lock, ESTALE an entry of librbd's directory of another image."""
@@ -141,11 +142,6 @@ def ignoring(*numbers: int) -> Iterator[None]:
             raise
 
 
-def is_unanswered(number: int) -> bool:
-    """Whether the call got no answer, so that it may still be carried out."""
-    return number in _UNREACHED
-
-
 def translated(
     number: int, error_text: str, *, step: Step, user: str, monitors: str, pool: str
 ) -> errors.CrustError:
@@ -155,7 +151,7 @@ def translated(
     if step == "connect" and number in (errno.EACCES, errno.EPERM, errno.EINVAL, errno.ENOENT):
         # EINVAL: the key has an invalid form
         return CephKeyRefused(user)
-    if number in _UNREACHED:
+    if number in UNANSWERED:
         return _not_answering(error_text) if step == "data" else CephMonitorsUnreachable(monitors)
     if number in (errno.EACCES, errno.EPERM):
         return CephNotPermitted(error_text, user)

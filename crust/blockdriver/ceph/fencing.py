@@ -63,7 +63,12 @@ def cut_off(image: ClusterImage) -> tuple[str, ...]:
     Raises `ImageNotCutOff` without the right to blocklist, StillWatched, `claim_object.UnreadableImageClaim`, and the
     errors of the connection and the binding; then the ended holders stay.
     """
-    ended, addresses = _to_cut_off(image)
+    while True:
+        read = claim_object.read(image.ioctx, image.name)
+        ended = read.claims.ended
+        addresses = _addresses(image, read.claims) if ended else frozenset[str]()
+        if claim_object.read(image.ioctx, image.name).cookie == read.cookie:
+            break
     if addresses:
         try:
             image.client.blocklist(sorted(addresses))
@@ -111,15 +116,6 @@ def with_ended(claims: Claims, holders: tuple[Holder, ...]) -> Claims:
     """The claims after these holders have ended without closing the image."""
     remaining = tuple(holder for holder in claims.holders if holder not in holders)
     return replace(claims, holders=remaining, ended=(*claims.ended, *holders))
-
-
-def _to_cut_off(image: ClusterImage) -> tuple[tuple[Holder, ...], frozenset[str]]:
-    """The ended holders, and the addresses of their clients."""
-    while True:
-        read = claim_object.read(image.ioctx, image.name)
-        addresses = _addresses(image, read.claims) if read.claims.ended else frozenset[str]()
-        if claim_object.read(image.ioctx, image.name).cookie == read.cookie:
-            return read.claims.ended, addresses
 
 
 def _addresses(image: ClusterImage, claims: Claims) -> frozenset[str]:

@@ -45,11 +45,8 @@ def _found(
 
 def make(ioctx: Ioctx, name: str) -> None:
     """Make the object, if it is absent."""
-
-    def change(op: WriteOp) -> None:
-        op.new(binding.load().rados.LIBRADOS_CREATE_IDEMPOTENT)
-
-    _operate(ioctx, name, change)
+    idempotent = binding.load().rados.LIBRADOS_CREATE_IDEMPOTENT
+    _operate(ioctx, name, lambda op: op.new(idempotent))
 
 
 def swap(

@@ -89,7 +89,14 @@ def key_of(path: str, user: str) -> str:
         if status.st_mode & 0o077:
             raise _unusable(path, f"others may read it: its mode is {status.st_mode & 0o777:04o}")
         text = file.read(_KEY_FILE_BYTES).decode("utf-8", "replace").strip()
-    key = _of_keyring(text, user) if text.startswith("[") else text
+    key = text
+    if text.startswith("["):
+        keyring = configparser.ConfigParser(interpolation=None, strict=False)
+        try:
+            keyring.read_string(text)
+            key = keyring.get(f"client.{user}", "key", fallback="")
+        except configparser.Error:
+            key = ""
     if not key or len(key.split()) != 1:
         raise _unusable(path, f"it has no key of client.{user}")
     return key
@@ -102,12 +109,3 @@ def _unusable(path: str, why: str) -> errors.Refused:
         why=why,
         hint="write the output of `ceph auth get-key client.<user>` to it, and chmod 0600",
     )
-
-
-def _of_keyring(text: str, user: str) -> str:
-    parser = configparser.ConfigParser(interpolation=None, strict=False)
-    try:
-        parser.read_string(text)
-    except configparser.Error:
-        return ""
-    return parser.get(f"client.{user}", "key", fallback="")
