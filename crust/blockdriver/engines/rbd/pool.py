@@ -127,7 +127,15 @@ class RbdPool:
         if not self._run_dir:
             return
         connection = self._place.connection
-        lock = connection.controller_lock = connection.controller_lock or self._new_lock()
+        if connection.controller_lock is None:
+            path = os.path.join(self._run_dir, _NONCE)
+            durable.make_directories(self._run_dir, 0o700)
+            with suppress(durable.PathAlreadyExists):
+                durable.write_file(path, secrets.token_hex(8).encode(), replaces=False)
+            nonce = durable.read(path, limit_bytes=64).decode("ascii", "replace")
+            place = self._place
+            connection.controller_lock = ControllerLock(place.pool, place.namespace, nonce)
+        lock = connection.controller_lock
         with self._place.ioctx(f"cannot take the lock of {self.shown}") as ioctx:
             if self._read(ioctx) is None:
                 controller_lock.make(ioctx)
@@ -137,14 +145,6 @@ class RbdPool:
             if connection.address() != address:
                 # it was cut off meanwhile: the next look takes the lock again
                 raise CephClientBlocklisted(connection.ceph_user.user, address)
-
-    def _new_lock(self) -> ControllerLock:
-        path = os.path.join(self._run_dir, _NONCE)
-        durable.make_directories(self._run_dir, 0o700)
-        with suppress(durable.PathAlreadyExists):
-            durable.write_file(path, secrets.token_hex(8).encode(), replaces=False)
-        nonce = durable.read(path, limit_bytes=64).decode("ascii", "replace")
-        return ControllerLock(self._place.pool, self._place.namespace, nonce)
 
     def renew(self) -> None:
         """Give the other controllers a sign of life. Raises `ControllerReplaced`."""
@@ -158,7 +158,15 @@ class RbdPool:
         identity = self._identity()
         if identity is None:
             self._check_makeable()
-            identity = self._make()
+            created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+            made = _Identity(secrets.token_hex(8), created, self._place.connection.fsid())
+            with self._place.ioctx(f"cannot make {self.shown}") as ioctx:
+                for kind in set(RecordKind) - {RecordKind.CONTENT}:
+                    omap.make(ioctx, object_name(kind))  # before the identity, which shows them
+                # librbd makes it at the first delete, and cannot in a full pool, which needs the delete most
+                omap.make(ioctx, "rbd_trash")
+                omap.swap(ioctx, OBJECT, None, {_KEY: _STORED.dump_json(made)})
+                identity = self._read(ioctx) or made
         fsid = self._place.connection.fsid()
         if identity.fsid != fsid:
             raise RbdPoolUnreadable(
@@ -193,17 +201,6 @@ class RbdPool:
             )
         if not self._create:
             raise self._absent(f"it has no object {OBJECT}")
-
-    def _make(self) -> _Identity:
-        created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        identity = _Identity(secrets.token_hex(8), created, self._place.connection.fsid())
-        with self._place.ioctx(f"cannot make {self.shown}") as ioctx:
-            for kind in set(RecordKind) - {RecordKind.CONTENT}:
-                omap.make(ioctx, object_name(kind))  # before the identity, which shows them
-            # librbd makes it at the first delete, and cannot in a full pool, which needs the delete most
-            omap.make(ioctx, "rbd_trash")
-            omap.swap(ioctx, OBJECT, None, {_KEY: _STORED.dump_json(identity)})
-            return self._read(ioctx) or identity
 
     def _identity(self) -> _Identity | None:
         with self._place.ioctx(f"cannot read the identity of {self.shown}") as ioctx:

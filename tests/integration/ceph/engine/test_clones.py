@@ -20,7 +20,6 @@ from crust.blockdriver.engines.protocol import (
 )
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.provisioning import copies
-from crust.blockdriver.engines.rbd.provisioning.copies import NewRbdVolume
 from crust.blockdriver.engines.rbd.provisioning.engine import RbdProvisioning
 from crust.blockdriver.engines.rbd.provisioning.images import features
 from crust.blockdriver.engines.rbd.provisioning.snapshots import RbdSnapshots
@@ -354,7 +353,7 @@ def test_unfinished_copy_is_flattened_only_once_complete(
     create(engine, A, SIZE)
     write(guest, A, b"deep")
     monkeypatch.setattr(copies, "SOFT_DEPTH", 0)
-    with _killed_before(monkeypatch, NewRbdVolume, "_finish"):
+    with _killed_before(monkeypatch, copies, "enlarge"):
         clone(engine, B, A, source_bytes=SIZE, size_bytes=SIZE)
     engine.background.look()
     clone(engine, B, A, source_bytes=SIZE, size_bytes=SIZE)

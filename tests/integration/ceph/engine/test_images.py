@@ -16,7 +16,7 @@ from crust.blockdriver.engines.rbd.provisioning.background import BackgroundWork
 from crust.blockdriver.engines.rbd.provisioning.copies import NewRbdVolume
 from crust.blockdriver.engines.rbd.provisioning.engine import RbdProvisioning
 from crust.blockdriver.engines.rbd.provisioning.images import MARK
-from crust.blockdriver.engines.rbd.provisioning.librbd_objects import Header, read_header
+from crust.blockdriver.engines.rbd.provisioning.librbd_objects import read_header
 from crust.blockdriver.engines.rbd.records import RbdContentRecords, State
 from crust.core import errors
 from tests.support.ceph.intercepted import before_calls
@@ -149,13 +149,13 @@ def test_header_is_read_without_an_open_as_librbd_reads_it(
 ) -> None:
     """By every client that may use the image: the mark, its absence, the size as it is now, and no image."""
     create(engine, A, SIZE)
-    assert read_header(guest, A, MARK) == Header(SIZE, A)
+    assert read_header(guest, A, MARK) == (SIZE, A)
     engine.grow(A, 2 * SIZE)
     with rbd.Image(guest, A) as image:
         image.metadata_set("other", "grüße")
-        assert read_header(guest, A, MARK) == Header(image.size(), A)
-    assert read_header(guest, A, "other") == Header(2 * SIZE, "grüße")
-    assert read_header(guest, A, "none") == Header(2 * SIZE, "")
+        assert read_header(guest, A, MARK) == (image.size(), A)
+    assert read_header(guest, A, "other") == (2 * SIZE, "grüße")
+    assert read_header(guest, A, "none") == (2 * SIZE, "")
     assert read_header(guest, B, MARK) is None
 
 

@@ -12,7 +12,6 @@ from crust.blockdriver.ceph import controller_lock
 from crust.blockdriver.ceph.connection import EXPIRY_S
 from crust.blockdriver.ceph.failures import CephImageBusy
 from crust.blockdriver.engines.rbd.provisioning import copies, image_use
-from crust.blockdriver.engines.rbd.provisioning.copies import NewRbdVolume
 from crust.blockdriver.engines.rbd.provisioning.engine import RbdProvisioning
 from crust.blockdriver.engines.rbd.provisioning.image_use import RbdClientSilent
 from crust.core import errors, volumes
@@ -129,8 +128,11 @@ def test_lock_of_client_silent_during_a_change_is_not_broken(
     take(engine, snapshot_of(B, "first"))
     # what a controller leaves that is killed before it has cloned its temporary snapshot
     engine.volume_records.begin(D, B.encode())
-    with engine.place.ioctx("cannot note") as ioctx:
-        NewRbdVolume(engine, D)._snapshot(ioctx, B, SIZE)
+    with (
+        engine.place.ioctx("cannot note") as ioctx,
+        image_use.changing(engine.place, ioctx, B) as image,
+    ):
+        image.create_snap(f"clone-{D}")
     monkeypatch.setattr(copies, "SOFT_DEPTH", 0)
     with writer.running(ceph, namespace, B) as client:
         owners = lock_owners(engine, B)

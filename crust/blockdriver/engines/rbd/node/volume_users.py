@@ -94,7 +94,15 @@ class VolumeUsers(Users):
         user = CephUser(self._monitors, name, key)
         if self._take(volume_id, user):
             return
-        connection = self._connected(user)
+        connection = Connection(user)
+        try:
+            connection.check_namespace(self.shared.pool, self.shared.namespace)
+            pool = RbdPool(Place.of(connection, self.shared.pool, self.shared.namespace))
+            pool.open()
+        except BaseException:
+            connection.close()
+            raise
+        self._ids = pool.ids
         if self._take(volume_id, user):  # another call was first
             connection.close()
             return
@@ -174,19 +182,6 @@ class VolumeUsers(Users):
             unused = self._note(volume_id, user.user)
         _close(unused)
         return True
-
-    def _connected(self, user: CephUser) -> Connection:
-        """A connection that reaches the pool."""
-        connection = Connection(user)
-        try:
-            connection.check_namespace(self.shared.pool, self.shared.namespace)
-            pool = RbdPool(Place.of(connection, self.shared.pool, self.shared.namespace))
-            pool.open()
-        except BaseException:
-            connection.close()
-            raise
-        self._ids = pool.ids
-        return connection
 
     def _note(self, volume_id: volumes.VolumeId, name: str) -> Connection | None:
         """Give the volume its user; returns the connection of its previous user, as `_left`."""

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from crust.blockdriver.ceph import binding, omap
+from crust.blockdriver.ceph import omap
 from crust.blockdriver.ceph.binding import Ioctx
 from crust.blockdriver.ceph.failures import CephConnectionClosed, ignoring
 from crust.blockdriver.engines.pool_access import pool_of
@@ -27,7 +27,6 @@ from crust.blockdriver.engines.rbd.provisioning import copies, image_use, images
 from crust.blockdriver.engines.rbd.provisioning.copies import FLATTEN, WORK
 from crust.core import errors
 
-PERIOD_S = 60.0
 STOP_S = 10.0
 """A stop has 30 s in all, by Kubernetes' default."""
 
@@ -38,6 +37,9 @@ class Looks:
     """A thread that looks for work again and again, from `start` to `stop`, or until the connection is closed."""
 
     name: str
+    least_pause_s: float
+    pause_factor: int
+    """A pause is so many times as long as the look before it, and `least_pause_s` at least."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
@@ -49,10 +51,6 @@ class Looks:
 
     def look(self, ends: threading.Event | None = None) -> None:
         """Do all present work; `ends` ends the look."""
-        raise NotImplementedError
-
-    def pause_s(self, took_s: float) -> float:
-        """The pause before the next look, after a look that took that long."""
         raise NotImplementedError
 
     def start(self) -> None:
@@ -97,26 +95,35 @@ class Looks:
             except errors.CrustError as err:
                 extra = {"work": self.name, "error": err}
                 _log.warning("background work in the Ceph pool failed", extra=extra)
-            self._wake.wait(self.pause_s(time.monotonic() - began_s))
+            took_s = time.monotonic() - began_s
+            self._wake.wait(max(self.least_pause_s, self.pause_factor * took_s))
 
 
 class BackgroundWork(Looks):
     """Empties the trash of `place`, and flattens."""
 
     name = "rbd-background"
-
-    def pause_s(self, took_s: float) -> float:
-        """A `wake` ends it."""
-        return PERIOD_S
+    least_pause_s = 60.0
+    pause_factor = 0
 
     def look(self, ends: threading.Event | None = None) -> None:
         """Do all present work. Raises the first error, after a try of the rest."""
         failed: list[errors.CrustError] = []
+        with self._place.ioctx(f"cannot list the trash of {self._place.shown}") as ioctx:
+            entries = self._place.images.trash_list(ioctx)
+            trash = [(str(entry["id"]), str(entry["name"])) for entry in entries]
         work: list[tuple[str, Callable[[], None]]] = [
             (f"removing the image {image_id} from the trash", partial(self._remove, image_id, name))
-            for image_id, name in self._trash()
+            for image_id, name in trash
+            if pool_of(images.volume_of(name))  # others are not crust's
         ]
-        for name, value in self._to_flatten():
+        to_flatten: list[tuple[str, bytes]] = []
+        with (
+            self._place.ioctx(f"cannot read the work of {self._place.shown}") as ioctx,
+            ignoring(errno.ENOENT),
+        ):
+            to_flatten = list(omap.read(ioctx, WORK, FLATTEN))
+        for name, value in to_flatten:
             work.append((f"flattening {name}", partial(self._flatten, name, value)))
         for self._doing, do in work:
             if ends is not None and ends.is_set():
@@ -131,13 +138,6 @@ class BackgroundWork(Looks):
         if failed:
             raise failed[0]
 
-    def _trash(self) -> list[tuple[str, str]]:
-        """The ids and names of the images in the trash that have the name of a volume; others are not crust's."""
-        with self._place.ioctx(f"cannot list the trash of {self._place.shown}") as ioctx:
-            entries = self._place.images.trash_list(ioctx)
-            pairs = [(str(entry["id"]), str(entry["name"])) for entry in entries]
-        return [(image_id, name) for image_id, name in pairs if pool_of(images.volume_of(name))]
-
     def _remove(self, image_id: str, name: str) -> None:
         with (
             self._place.ioctx(f"cannot remove the image {image_id} from the trash") as ioctx,
@@ -150,15 +150,8 @@ class BackgroundWork(Looks):
             if librbd_objects.note_arrived(ioctx, image_id, name):
                 self._place.images.trash_remove(ioctx, image_id, force=False)
 
-    def _to_flatten(self) -> list[tuple[str, bytes]]:
-        with (
-            self._place.ioctx(f"cannot read the work of {self._place.shown}") as ioctx,
-            ignoring(errno.ENOENT),
-        ):
-            return list(omap.read(ioctx, WORK, FLATTEN))
-        return []
-
     def _flatten(self, name: str, value: bytes) -> None:
+        object_map = images.features(images.OBJECT_MAP)
         with self._place.ioctx(f"cannot flatten {name}") as ioctx:
             if not self._place.has_image(ioctx, name):
                 return  # its create has not come so far, or it is deleted (`copies.clear`)
@@ -171,8 +164,8 @@ class BackgroundWork(Looks):
                         # A client notes an object in the object map before it copies the parent's data to it, and
                         # flattening skips noted objects: if the client was killed in between, their data would be
                         # lost. So it goes without the map, which is made again after it (`_with_object_map`).
-                        if image.features() & _object_map():
-                            image.update_features(_object_map(), False)  # noqa: FBT003 - the binding's
+                        if image.features() & object_map:
+                            image.update_features(object_map, False)  # noqa: FBT003 - the binding's
                         image.flatten()
                 self._with_object_map(ioctx, name)
             key = FLATTEN + name
@@ -181,14 +174,10 @@ class BackgroundWork(Looks):
 
     def _with_object_map(self, ioctx: Ioctx, name: str) -> None:
         """Give the image its object map back, also after a stop since it was flattened."""
+        object_map = images.features(images.OBJECT_MAP)
         with self._place.image(ioctx, name) as image:
-            if image.features() & _object_map() == _object_map():
+            if image.features() & object_map == object_map:
                 return
         with image_use.changing(self._place, ioctx, name) as image:
-            image.update_features(_object_map(), True)  # noqa: FBT003 - the binding's
+            image.update_features(object_map, True)  # noqa: FBT003 - the binding's
             image.rebuild_object_map()
-
-
-def _object_map() -> int:
-    rbd = binding.load().rbd
-    return int(rbd.RBD_FEATURE_OBJECT_MAP | rbd.RBD_FEATURE_FAST_DIFF)

@@ -78,7 +78,15 @@ class NewRbdVolume:
             self._note = source.encode()
             self.snapshots.volume_records.note(self.volume_id, self._note)
             name = _snapshot_for(self.volume_id)
-            self._snapshot(ioctx, source, source_bytes)
+            with image_use.changing(self._place, ioctx, source) as image:
+                if image.size() < source_bytes:
+                    raise errors.Corrupt.named(
+                        "SourceTruncated",
+                        f"the image of {source} is damaged",
+                        why=f"it has {image.size()} bytes and should have {source_bytes}",
+                        hint="find out who shrank it; nothing was copied",
+                    )
+                image.create_snap(name)
             self._clone(ioctx, source, name, size_bytes)
             self.snapshots.remove_snapshot(ioctx, source, name)
 
@@ -92,30 +100,17 @@ class NewRbdVolume:
 
     @contextmanager
     def _finished(self, ioctx: Ioctx, size_bytes: int) -> Iterator[None]:
-        """Finish the image that the block makes. Raises `ForeignImage` if there is an image of that name."""
+        """Give the image that the block makes its size, and mark it as complete. Raises `ForeignImage` if there is an
+        image of that name.
+        """
         librbd_objects.forget_removed(ioctx, self.volume_id)
         try:
             yield
         except binding.load().rbd.ImageExists as err:
             raise ForeignImage(self.volume_id, self._place.shown, "created") from err
-        self._finish(ioctx, size_bytes)
-
-    def _finish(self, ioctx: Ioctx, size_bytes: int) -> None:
-        """Give the image its size, and mark it as complete."""
         with self._place.image(ioctx, self.volume_id, read_only=False) as image:
             enlarge(image, size_bytes)
             image.metadata_set(MARK, self.volume_id)
-
-    def _snapshot(self, ioctx: Ioctx, source: str, source_bytes: int) -> None:
-        with image_use.changing(self._place, ioctx, source) as image:
-            if image.size() < source_bytes:
-                raise errors.Corrupt.named(
-                    "SourceTruncated",
-                    f"the image of {source} is damaged",
-                    why=f"it has {image.size()} bytes and should have {source_bytes}",
-                    hint="find out who shrank it; nothing was copied",
-                )
-            image.create_snap(_snapshot_for(self.volume_id))
 
     def _clone(self, ioctx: Ioctx, source: str, snapshot: str, size_bytes: int) -> None:
         depth_of_clone = depth(self._place, ioctx, source) + 1

@@ -14,6 +14,7 @@ Every call blocks for as long as the cluster takes (`crust.blockdriver.ceph.user
 `crust.blockdriver.ceph.failures` beside its own.
 """
 
+import errno
 import json
 import logging
 import time
@@ -22,6 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from crust.blockdriver.ceph.failures import ignoring
 from crust.blockdriver.engines.protocol import (
     MODES,
     ForeignImage,
@@ -31,7 +33,7 @@ from crust.blockdriver.engines.protocol import (
     orphan_image,
 )
 from crust.blockdriver.engines.rbd.pool import OBJECT
-from crust.blockdriver.engines.rbd.provisioning import copies
+from crust.blockdriver.engines.rbd.provisioning import copies, image_use
 from crust.blockdriver.engines.rbd.provisioning.background import BackgroundWork
 from crust.blockdriver.engines.rbd.provisioning.copies import NewRbdVolume
 from crust.blockdriver.engines.rbd.provisioning.freeing import Freeing
@@ -147,10 +149,17 @@ class RbdProvisioning(RbdSnapshots):
             yield making
 
     def remove(self, volume_id: volumes.VolumeId) -> None:
-        """To the trash, after an intent. Raises `StillAttached` while a client has the image open."""
+        """To the trash, after an intent. Raises `StillAttached` while a client has the image open or a sandbox has
+        claimed it.
+        """
         state = self.volume_records.state(volume_id)
         if state.record is not None:
-            self.check_removable(volume_id)
+            with (
+                self.place.ioctx(f"cannot look who uses the image of {volume_id}") as ioctx,
+                ignoring(errno.ENOENT),
+            ):
+                self.check_own(ioctx, volume_id)
+                image_use.check_unused(self.place, ioctx, volume_id)
             self.volume_records.begin_removal(volume_id, state.record, state.record)
             self.own_bytes.forget(volume_id)
             state = State(removing=state.record)

@@ -1,7 +1,7 @@
 """The controller frees images of clients that ended without closing them, and of nodes that are gone.
 
 A node seldom has the right to blocklist, and a waiting pod has none. So a thread reads the claims of each image, and
-cuts the ended ones off (`crust.blockdriver.ceph.fencing`). After a look it pauses ten times as long, and `PAUSE_S` at
+cuts the ended ones off (`crust.blockdriver.ceph.fencing`). After a look it pauses ten times as long, and a second at
 least. It cuts off nodes that were declared gone as `crust ceph fence` without `--even-if-connected`. A claim that
 cannot be freed now does not stop the others.
 """
@@ -15,9 +15,6 @@ from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.provisioning.background import Looks
 from crust.core import errors, metrics, volumes
 
-PAUSE_S = 1.0
-_PAUSE_FACTOR = 10
-
 _log = logging.getLogger(__name__)
 
 
@@ -25,15 +22,14 @@ class Freeing(Looks):
     """Frees the images of `place`, as a user that may blocklist."""
 
     name = "rbd-freeing"
+    least_pause_s = 1.0
+    pause_factor = 10
+    """Looks cost a tenth of a thread's time at most."""
 
     def __init__(self, place: Place) -> None:
         super().__init__(place)
         self._told: set[str] = set()
         """Images that could not be freed and are in the log."""
-
-    def pause_s(self, took_s: float) -> float:
-        """The pause after which looks cost a tenth of a thread's time at most."""
-        return max(PAUSE_S, _PAUSE_FACTOR * took_s)
 
     def look(self, ends: threading.Event | None = None) -> None:
         """Free every image whose holders have ended. Raises the errors of the list of images."""

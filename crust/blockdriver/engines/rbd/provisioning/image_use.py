@@ -213,20 +213,18 @@ class _Watch:
                 self.answered_s, wait_s = at_s, ASK_EVERY_S
                 continue
             wait_s = _AGAIN_S
-            if now_s() - self.answered_s >= SILENT_S:
-                self._end()
+            if now_s() - self.answered_s < SILENT_S:
+                continue
+            extra: dict[str, object] = {"image": self.seen.image, "clients": self.seen.clients}
+            try:
+                extra["client"] = self.end()
+            except errors.CrustError as err:
+                text = "a client fell silent while its image was changed, and the change could not be ended yet"
+                _log.warning(text, extra={**extra, "error": err})
+            else:
+                self.is_ended = True
+                text = "a client fell silent while its image was changed: the change is ended, by a new connection"
+                _log.warning(text, extra=extra)
 
     def _look_back(self, now_s: float) -> None:
         self.is_kept &= now_s - self.answered_s <= KEPT_S
-
-    def _end(self) -> None:
-        extra: dict[str, object] = {"image": self.seen.image, "clients": self.seen.clients}
-        try:
-            extra["client"] = self.end()
-        except errors.CrustError as err:
-            text = "a client fell silent while its image was changed, and the change could not be ended yet"
-            _log.warning(text, extra={**extra, "error": err})
-        else:
-            self.is_ended = True
-            text = "a client fell silent while its image was changed: the change is ended, by a new connection"
-            _log.warning(text, extra=extra)

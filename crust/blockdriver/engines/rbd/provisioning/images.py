@@ -31,7 +31,9 @@ from crust.core import volumes
 
 MARK = "crust.volume"
 DELETED = "deleted."
-FEATURES = ("LAYERING", "EXCLUSIVE_LOCK", "OBJECT_MAP", "FAST_DIFF", "DEEP_FLATTEN")
+OBJECT_MAP = ("OBJECT_MAP", "FAST_DIFF")
+FEATURES = ("LAYERING", "EXCLUSIVE_LOCK", *OBJECT_MAP, "DEEP_FLATTEN")
+"""Of every image: clones, an object map for differences and its speed, and deep flattening."""
 _LIMITS = {
     "rbd_qos_read_iops_limit": "read_iops",
     "rbd_qos_write_iops_limit": "write_iops",
@@ -80,15 +82,6 @@ class VolumeImages:
                     with suppress(KeyError):  # no such key
                         image.config_remove(key)
 
-    def check_removable(self, volume_id: volumes.VolumeId) -> None:
-        """Raise `StillAttached` while a client has the image open or a sandbox has claimed it, and `ForeignImage`."""
-        with (
-            self.place.ioctx(f"cannot look who uses the image of {volume_id}") as ioctx,
-            ignoring(errno.ENOENT),
-        ):
-            self._check_own(ioctx, volume_id)
-            image_use.check_unused(self.place, ioctx, volume_id)
-
     def delete_image(self, volume_id: volumes.VolumeId) -> None:
         """Move the image to the trash, or aside while it has snapshots; raises `StillAttached`, `ForeignImage`."""
         error_text = f"cannot delete the image of {volume_id}"
@@ -98,31 +91,29 @@ class VolumeImages:
                 image_use.forget_deletion(ioctx, volume_id)
                 return
             try:
-                self._check_own(ioctx, volume_id)
+                self.check_own(ioctx, volume_id)
                 with image_use.deleting(self.place, ioctx, volume_id):
-                    self._put_away(ioctx, volume_id)
+                    with self.place.image(ioctx, volume_id) as image:
+                        image_id, kept = image.id(), user_snapshots(image)
+                    aside = f"{DELETED}{volume_id}.{image_id}"
+                    if librbd_objects.finish_renaming(ioctx, image_id, volume_id, aside):
+                        self.drop_deleted(ioctx, aside)
+                    elif kept:
+                        self.place.images.rename(ioctx, volume_id, aside)
+                    else:
+                        self.place.images.trash_move(ioctx, volume_id, self.trash_keep_s)
             except binding.load().rbd.ImageNotFound:
                 # an id without a header: a create was killed within librbd
                 with ignoring(errno.ENOENT):
                     self.place.images.remove(ioctx, volume_id)
 
-    def _check_own(self, ioctx: Ioctx, volume_id: str) -> None:
+    def check_own(self, ioctx: Ioctx, volume_id: str) -> None:
+        """Raise `ForeignImage` if another program may have data in the image."""
         with self.place.image(ioctx, volume_id) as image:
             # nobody can have data in a clone without the mark, or in an image that was never written
             is_ours = is_marked(image, volume_id) or parent(image) != "" or is_blank(image)
             if not is_ours:
                 raise ForeignImage(volume_id, self.place.shown, "deleted")
-
-    def _put_away(self, ioctx: Ioctx, name: str) -> None:
-        with self.place.image(ioctx, name) as image:
-            image_id, kept = image.id(), user_snapshots(image)
-        aside = f"{DELETED}{name}.{image_id}"
-        if librbd_objects.finish_renaming(ioctx, image_id, name, aside):
-            self.drop_deleted(ioctx, aside)
-        elif kept:
-            self.place.images.rename(ioctx, name, aside)
-        else:
-            self.place.images.trash_move(ioctx, name, self.trash_keep_s)
 
     def drop_deleted(self, ioctx: Ioctx, name: str) -> None:
         """Move an image of a deleted volume to the trash, if its last snapshot is gone."""
@@ -170,9 +161,10 @@ class VolumeImages:
             header = librbd_objects.read_header(ioctx, volume_id, MARK)
         if header is None:
             raise ImageMissing(volume_id)
-        if header.value != volume_id:
+        size_bytes, marked_for = header
+        if marked_for != volume_id:
             raise ForeignImage(volume_id, self.place.shown)
-        return header.size_bytes
+        return size_bytes
 
     def is_empty(self, volume_id: volumes.VolumeId) -> bool:
         """Whether neither the image nor its parents have an object. Raises `ImageMissing`."""
@@ -201,10 +193,10 @@ def enlarge(image: Image, size_bytes: int) -> None:
         image.resize(size_bytes, allow_shrink=False)
 
 
-def features() -> int:
-    """The features of every image: clones, an object map for differences and its speed, and deep flattening."""
+def features(names: tuple[str, ...] = FEATURES) -> int:
+    """These features as librbd's bits."""
     rbd = binding.load().rbd
-    return sum(int(getattr(rbd, f"RBD_FEATURE_{feature}")) for feature in FEATURES)
+    return sum(int(getattr(rbd, f"RBD_FEATURE_{name}")) for name in names)
 
 
 def is_marked(image: Image, volume_id: str) -> bool:

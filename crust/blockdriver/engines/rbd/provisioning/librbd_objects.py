@@ -45,16 +45,9 @@ _MAP = struct.Struct("<IBBIQ")
 """Of an object map: the length of what follows, two versions, the length of the rest, and the number of objects."""
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
-    """The image's size in bytes, and one value of its metadata; "" if it has none."""
-
-    size_bytes: int
-    value: str
-
-
-def read_header(ioctx: Ioctx, name: str, key: str) -> Header | None:
-    """The header of the image of that name, with the metadata of that key; None if there is no image.
+def read_header(ioctx: Ioctx, name: str, key: str) -> tuple[int, str] | None:
+    """The size in bytes of the image of that name, and its metadata of that key, "" if it has none; None if there is
+    no image.
 
     Raises HeaderUnreadable, and the binding's own errors.
     """
@@ -65,7 +58,7 @@ def read_header(ioctx: Ioctx, name: str, key: str) -> Header | None:
             value = ""
             with ignoring(errno.ENOENT):
                 value = _text(_call(ioctx, image, "metadata_get", encoded(key.encode())))
-            return Header(size_bytes, value)
+            return size_bytes, value
         except (struct.error, UnicodeDecodeError) as err:
             raise _header_unreadable(name) from err
     return None

@@ -39,8 +39,6 @@ STATISTICS_S = 20.0
 """The age of the statistics at most, by Ceph's defaults: OSDs report every 5 s (mgr_stats_period), a manager sums up
 every 2 s (mgr_tick_period), monitors ask it every 5 s (mon_mgr_digest_period), the engine keeps an answer for 2 s.
 """
-PAUSE_S = 60.0
-_PAUSE_FACTOR = 20
 
 
 class OwnBytes(Looks):
@@ -49,6 +47,9 @@ class OwnBytes(Looks):
     """
 
     name = "rbd-own-bytes"
+    least_pause_s = 60.0
+    pause_factor = 20
+    """Looks cost a twentieth of a thread's time at most."""
 
     def __init__(
         self,
@@ -69,10 +70,6 @@ class OwnBytes(Looks):
         self._unseen_bytes = 0
         self._looked_at_bytes = 0
         """What the pool had stored when the last complete look began."""
-
-    def pause_s(self, took_s: float) -> float:
-        """The pause after which looks cost a twentieth of a thread's time at most."""
-        return max(PAUSE_S, _PAUSE_FACTOR * took_s)
 
     def least_bytes(self, stored_bytes: int) -> int:
         """The number, while the pool has `stored_bytes`."""

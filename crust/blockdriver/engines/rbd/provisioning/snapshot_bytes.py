@@ -20,12 +20,19 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from crust.blockdriver.ceph import binding
 from crust.blockdriver.ceph.binding import Image, Ioctx
 from crust.blockdriver.ceph.failures import ignoring
 from crust.blockdriver.engines.pool_access import set_of
 from crust.blockdriver.engines.rbd.place import Place
-from crust.blockdriver.engines.rbd.provisioning.images import Snap, differing, parent, show, snaps
+from crust.blockdriver.engines.rbd.provisioning.images import (
+    OBJECT_MAP,
+    Snap,
+    differing,
+    features,
+    parent,
+    show,
+    snaps,
+)
 from crust.blockdriver.engines.rbd.provisioning.librbd_objects import (
     ObjectMap,
     has_snapshots,
@@ -66,7 +73,8 @@ def _bytes(ioctx: Ioctx, image: Image, snap: Snap | None, before: Sequence[Snap]
 
 def object_map(ioctx: Ioctx, image: Image, snap: Snap | None) -> ObjectMap | None:
     """The object map of the image, or of a snapshot, which is shown; None if it has no valid one."""
-    if image.features() & _maps() == _maps() and not image.flags():
+    needed = features(OBJECT_MAP)
+    if image.features() & needed == needed and not image.flags():
         with ignoring(errno.ENOENT):  # librbd too goes without a map that is gone
             number = None if snap is None else snap.number
             return read_object_map(ioctx, image.id(), number, image.size() // object_bytes(image))
@@ -76,11 +84,6 @@ def object_map(ioctx: Ioctx, image: Image, snap: Snap | None) -> ObjectMap | Non
 def object_bytes(image: Image) -> int:
     """The size of the image's objects."""
     return int(image.stat()["obj_size"])
-
-
-def _maps() -> int:
-    rbd = binding.load().rbd
-    return int(rbd.RBD_FEATURE_OBJECT_MAP | rbd.RBD_FEATURE_FAST_DIFF)
 
 
 class SnapshotBytes:

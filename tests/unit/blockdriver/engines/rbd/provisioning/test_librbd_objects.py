@@ -6,7 +6,6 @@ import pytest
 
 from crust.blockdriver.ceph.binding import Ioctx
 from crust.blockdriver.engines.rbd.provisioning.librbd_objects import (
-    Header,
     ObjectMap,
     has_snapshots,
     read_header,
@@ -37,7 +36,7 @@ class Objects:
 
 def test_header_is_that_of_the_id_of_the_name() -> None:
     objects = Objects()
-    assert read_header(cast("Ioctx", objects), "v-1", "key") == Header(1 << 20, "v")
+    assert read_header(cast("Ioctx", objects), "v-1", "key") == (1 << 20, "v")
     assert [name for name, _ in objects.asked] == ["rbd_id.v-1", "rbd_header.ab", "rbd_header.ab"]
 
 
