@@ -8,7 +8,7 @@ MAKEFLAGS += --no-print-directory
 VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --quiet --disable-pip-version-check
-SOURCES := crust conformance examples tests benchmarks
+SOURCES := crust conformance examples tests benchmarks stubs
 CACHE := .cache
 
 # The packages of the distribution that tests, demo and benchmarks need; Debian 12 itself pins their versions.

@@ -226,7 +226,7 @@ class _Disks:
             return
         with self.ceph.ioctx(POOL) as ioctx, rbd.Image(ioctx, "bench") as opened:
             if opened.size() != IMAGE_BYTES:
-                opened.resize(IMAGE_BYTES)
+                opened.resize(IMAGE_BYTES, allow_shrink=False)
 
     async def plug(self, vm: machine.Machine, disk: str) -> None:
         """Give the disk to the guest, which finds its filesystem or makes it."""

@@ -93,7 +93,7 @@ class Storage:
     def grow(self, size: int) -> None:
         """What a controller does in an expansion."""
         with self.ceph.ioctx(POOL, self.namespace) as ioctx, rbd.Image(ioctx, IMAGE) as image:
-            image.resize(size)
+            image.resize(size, allow_shrink=True)
 
 
 @dataclass
