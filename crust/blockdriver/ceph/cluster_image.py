@@ -30,14 +30,10 @@ class ClusterImage:
     ioctx: Ioctx
     name: str
 
-    @contextmanager
-    def opened(self) -> Iterator[Image]:
-        """The image, open for reading, which is no watch. Raises `rbd.ImageNotFound`."""
+    def opened(self) -> Image:
+        """The image, open for reading, which is no watch; the caller closes it. Raises `rbd.ImageNotFound`."""
         image: Image = load().rbd.Image(self.ioctx, self.name, read_only=True)
-        try:
-            yield image
-        finally:
-            image.close()
+        return image
 
     def watchers(self) -> frozenset[str]:
         """The addresses of the clients that have the image open for writing; none if there is no image."""

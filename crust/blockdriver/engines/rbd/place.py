@@ -6,7 +6,7 @@ A call that ends with a timeout may still be carried out; each method of the eng
 import errno
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
@@ -69,7 +69,6 @@ class Place:
             except binding.load().rbd.ImageNotFound as err:
                 raise ImageMissing(volume_id) from err
 
-    @contextmanager
     def image(
         self,
         ioctx: Ioctx,
@@ -77,15 +76,15 @@ class Place:
         *,
         image_id: str | None = None,
         read_only: bool = True,
-    ) -> Iterator[Image]:
-        """An open image, by its name, or by its id also in the trash; a read-only client registers no watch.
+    ) -> Image:
+        """An open image, by its name, or by its id also in the trash; a read-only client registers no watch. The
+        caller closes it.
 
         Raises `rbd.ImageNotFound`.
         """
         opening = binding.load().rbd.Image
         image: Image = opening(ioctx, name, image_id=image_id, read_only=read_only)
-        with closing(image):
-            yield image
+        return image
 
     @contextmanager
     def turn(self, volume_id: str) -> Iterator[None]:
