@@ -135,7 +135,16 @@ def main() -> None:
             question = json.loads(line)
             answer: dict[str, object] = getattr(answers, question.pop("question"))(**question)
         except errors.CrustError as err:
-            answer = _answer_of(err)
+            branch = err.answered_as or next(
+                cls for cls in type(err).__mro__ if errors.CrustError in cls.__bases__
+            )
+            answer = {
+                "error": err.error_name,
+                "branch": branch.__name__,
+                "what": err.what,
+                "why": err.why,
+                "hint": err.hint,
+            }
         sys.stdout.write(f"{json.dumps(answer)}\n")
         sys.stdout.flush()
     os._exit(0)
@@ -190,19 +199,6 @@ class _Answers:
         return cluster_image.reached(
             self._connection, image.pool, image.namespace, image.image, error_text
         )
-
-
-def _answer_of(err: errors.CrustError) -> dict[str, object]:
-    branch = err.answered_as or next(
-        cls for cls in type(err).__mro__ if errors.CrustError in cls.__bases__
-    )
-    return {
-        "error": err.error_name,
-        "branch": branch.__name__,
-        "what": err.what,
-        "why": err.why,
-        "hint": err.hint,
-    }
 
 
 def _error_of(answer: Mapping[str, str]) -> errors.CrustError:

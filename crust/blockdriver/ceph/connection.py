@@ -149,12 +149,7 @@ class Connection:
     def _blocklist(self, client: _Client, addresses: Iterable[str]) -> None:
         for address in addresses:
             client.cluster.blocklist_add(address, EXPIRY_S)
-        self._wait_for_map(client)
-
-    def _wait_for_map(self, client: _Client) -> None:
-        """Wait as long as for any answer of the monitors. librados has no limit for it: a thread makes the call, and
-        keeps the connection.
-        """
+        # librados has no limit for the wait: a thread makes the call, and keeps the connection
         outcome: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
 
         def wait() -> None:

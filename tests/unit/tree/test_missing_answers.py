@@ -47,7 +47,7 @@ BOUNDARIES = {
     ("csi_shim/wrap/wrapped.py", "WrappedVolumes._undo", 1): "an undo: not done is left",
     (
         "blockdriver/ceph/connection.py",
-        "Connection._wait_for_map.wait",
+        "Connection._blocklist.wait",
         1,
     ): "the caller gets the error",
     (
