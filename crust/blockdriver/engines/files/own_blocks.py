@@ -163,17 +163,18 @@ class OwnBlocks:
 
     @contextmanager
     def making(self, volume_or_set_id: str, home: Place) -> Iterator[None]:
-        """Count a volume or set that is being made in `home`, inside the block: as `own`, and not as snapshots."""
-        with self.changing(volume_or_set_id):
+        """Count a volume or set that is being made in `home`, inside the block: as `own`, and not as snapshots. The
+        block stands inside one of `changing`.
+        """
+        with self._guard:
+            self._making[volume_or_set_id] = home
+            self._drop(volume_or_set_id)
+            self._family_of[volume_or_set_id] = _Family({volume_or_set_id})
+        try:
+            yield
+        finally:
             with self._guard:
-                self._making[volume_or_set_id] = home
-                self._drop(volume_or_set_id)
-                self._family_of[volume_or_set_id] = _Family({volume_or_set_id})
-            try:
-                yield
-            finally:
-                with self._guard:
-                    del self._making[volume_or_set_id]
+                del self._making[volume_or_set_id]
 
     def join(self, volume_or_set_id: str, source_id: str) -> None:
         """Know that the first is about to get a copy of a file of the second."""
