@@ -117,9 +117,6 @@ class PoolIds:
 class PoolAbsent(errors.PeerUnavailable):
     """The pool of this driver is not at its place."""
 
-    def __init__(self, what: str, *, why: str, hint: str) -> None:
-        super().__init__(what, why=why, hint=hint)
-
 
 class UnknownPoolLayout(errors.Corrupt):
     """A pool in a layout that this version does not know: to it, every volume of the pool would be absent."""
@@ -147,13 +144,12 @@ class RecordChanged(errors.OperationPending):
 class PoolHome(Protocol):
     """The place of a pool, and the right to change it. A pool keeps the id of its creation."""
 
+    shown: str
+    """Its place, for people."""
+
     @property
     def ids(self) -> PoolIds:
         """The pool's ids, after `open`."""
-
-    @property
-    def shown(self) -> str:
-        """Its place, for people."""
 
     def find(self) -> None:
         """Check that the right pool is at its place, or may be made there; no change. Raises `PoolAbsent`,

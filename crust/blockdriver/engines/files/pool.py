@@ -74,16 +74,13 @@ class DirectoryPool:
 
     def __init__(self, directory: str, memory: str, *, create: bool = False) -> None:
         self.directory = HeldDirectory(directory)
+        self.shown = directory
         self._memory = memory
         self._create = create
         self._identity = self.directory / "pool.json"
         self._served: dict[str, tuple[int, ...]] = {}
         """The identities of the opened folders, by name; by "" the identity of `pool.json`."""
         self._lock: locks.ProcessLock | None = None
-
-    @property
-    def shown(self) -> str:
-        return self.directory.path
 
     def find(self) -> None:
         """Hold the directory if the right pool is in it, or if a new pool may be made there; writes no file.

@@ -86,6 +86,7 @@ class RbdPool:
         on_close: Callable[[], object] = lambda: None,
     ) -> None:
         self._place = place
+        self.shown = place.shown
         self._run_dir = run_dir
         self._on_close = on_close
         self._create = create
@@ -97,11 +98,6 @@ class RbdPool:
         if self._ids is None:
             raise self._absent("it was never opened")
         return self._ids
-
-    @property
-    def shown(self) -> str:
-        """The pool and the namespace."""
-        return self._place.shown
 
     def find(self) -> None:
         """Connect, and look for the identity. Raises as `Connection`, RbdPoolNotEmpty, `RbdPoolUnreadable` and

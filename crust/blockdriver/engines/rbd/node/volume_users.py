@@ -79,6 +79,7 @@ class VolumeUsers(Users):
         self._user_of: dict[volumes.VolumeId, str] = {}
         # as the user of the last call
         super().__init__(Place(self._last, pool, namespace, is_lent=True))
+        self.shown = self.shared.shown
 
     def use(self, volume_id: volumes.VolumeId, secrets: Mapping[str, str]) -> None:
         """Reach the volume as the user of `secrets`, or as before if there are none.
@@ -134,11 +135,6 @@ class VolumeUsers(Users):
     def ids(self) -> PoolIds:
         """From the first connection; before, from the notes; without notes, of no pool."""
         return self._ids or PoolIds(self._noted())
-
-    @property
-    def shown(self) -> str:
-        """The pool and the namespace."""
-        return self.shared.shown
 
     def find(self) -> None:
         """Nothing: this node has no key."""
