@@ -52,11 +52,9 @@ def engine(
 
 def node_engine(monitors: str, pool: str, namespace: str, *, run_dir: str, node: str) -> Engine:
     """The engine of a node without a key of its own: calls bring the keys (`volume_users`). Without I/O."""
-
-    def pool_noted() -> str:
-        return next(filter(None, map(pool_of, noted(run_dir))), "")
-
-    users = VolumeUsers(monitors, pool, namespace, pool_noted)
+    users = VolumeUsers(
+        monitors, pool, namespace, lambda: next(filter(None, map(pool_of, noted(run_dir))), "")
+    )
     provisioning = RbdProvisioning(users.shared)
     return Engine(
         "rbd",

@@ -53,7 +53,13 @@ class HostDevices:
                     hint="`rbd feature disable` them, or publish the volume with deferral",
                 )
             claim = HostClaim(place.claimed(ioctx, volume_id), self.host)
-            mapping = self._usable(image, claim, readonly=access.readonly)
+            mapping = self.kernel.find(image)
+            if mapping is not None:
+                holder = claim.held()
+                is_named = holder is not None and holder.address in ("", mapping.address)
+                if not is_named or mapping.is_readonly != access.readonly:
+                    self.unmap(image)
+                    mapping = None
             claim.take(mode, mapping.address if mapping else "")
             if mapping is None:
                 mapping = self._map(place, image, claim, readonly=access.readonly)
@@ -89,18 +95,6 @@ class HostDevices:
             self.kernel.unmap(mapping)
         except DeviceInUse as err:
             raise StillAttached(image.image, f"{err.path}: {err.why}") from err
-
-    def _usable(self, image: NetworkImage, claim: HostClaim, *, readonly: bool) -> Mapping | None:
-        """The existing mapping; unmaps a mapping that the claim does not name, or of another kind."""
-        mapping = self.kernel.find(image)
-        if mapping is None:
-            return None
-        holder = claim.held()
-        is_named = holder is not None and holder.address in ("", mapping.address)
-        if is_named and mapping.is_readonly == readonly:
-            return mapping
-        self.unmap(image)
-        return None
 
     def _map(
         self, place: Place, image: NetworkImage, claim: HostClaim, *, readonly: bool

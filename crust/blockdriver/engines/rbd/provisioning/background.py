@@ -19,7 +19,6 @@ from collections.abc import Callable
 from functools import partial
 
 from crust.blockdriver.ceph import omap
-from crust.blockdriver.ceph.binding import Ioctx
 from crust.blockdriver.ceph.failures import CephConnectionClosed, ignoring
 from crust.blockdriver.engines.pool_access import pool_of
 from crust.blockdriver.engines.rbd.place import Place
@@ -157,27 +156,24 @@ class BackgroundWork(Looks):
                 return  # its create has not come so far, or it is deleted (`copies.clear`)
             with ignoring(errno.ENOENT):
                 with self._place.image(ioctx, name) as image:
-                    if not images.is_complete(image, name):
-                        return  # a create finishes it, and knows a begun copy by its parent
+                    # a create finishes an image without the mark, and knows a begun copy by its parent
+                    if not images.is_marked(image, images.volume_of(name)):
+                        return
                 if copies.depth(self._place, ioctx, name) > copies.SOFT_DEPTH:
                     with image_use.changing(self._place, ioctx, name) as image:
                         # A client notes an object in the object map before it copies the parent's data to it, and
                         # flattening skips noted objects: if the client was killed in between, their data would be
-                        # lost. So it goes without the map, which is made again after it (`_with_object_map`).
+                        # lost. So it goes without the map, which is made again after it below.
                         if image.features() & object_map:
                             image.update_features(object_map, False)  # noqa: FBT003 - the binding's
                         image.flatten()
-                self._with_object_map(ioctx, name)
+                # also after a stop since it was flattened
+                with self._place.image(ioctx, name) as image:
+                    has_object_map = image.features() & object_map == object_map
+                if not has_object_map:
+                    with image_use.changing(self._place, ioctx, name) as image:
+                        image.update_features(object_map, True)  # noqa: FBT003 - the binding's
+                        image.rebuild_object_map()
             key = FLATTEN + name
             # unless the name is another image's now, or it is put again
             omap.swap(ioctx, WORK, {key: value.decode()}, {key: None})
-
-    def _with_object_map(self, ioctx: Ioctx, name: str) -> None:
-        """Give the image its object map back, also after a stop since it was flattened."""
-        object_map = images.features(images.OBJECT_MAP)
-        with self._place.image(ioctx, name) as image:
-            if image.features() & object_map == object_map:
-                return
-        with image_use.changing(self._place, ioctx, name) as image:
-            image.update_features(object_map, True)  # noqa: FBT003 - the binding's
-            image.rebuild_object_map()

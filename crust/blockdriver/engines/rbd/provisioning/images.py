@@ -200,13 +200,8 @@ def features(names: tuple[str, ...] = FEATURES) -> int:
 
 
 def is_marked(image: Image, volume_id: str) -> bool:
-    """Whether the image has the mark of this volume, so it is complete."""
+    """Whether the image has the mark of this volume, so it is complete; a begun copy has the mark of its source."""
     return dict(image.metadata_list()).get(MARK) == volume_id
-
-
-def is_complete(image: Image, name: str) -> bool:
-    """Whether the image of that name has its volume's mark; a copy that was begun has the mark of its source."""
-    return is_marked(image, volume_of(name))
 
 
 def volume_of(name: str) -> str:
