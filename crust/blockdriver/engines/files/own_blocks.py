@@ -211,10 +211,15 @@ class OwnBlocks:
         """
         if not self._clones():
             return sum(_blocks_bytes(file) for file in copies.values())
-        beyond = [self._beyond_last(volume_id, file) for volume_id, file in copies.items()]
-        known = [size for size in beyond if size is not None]
+        pairs = [(self._last_copy.get(volume_id), file) for volume_id, file in copies.items()]
+        known = [(last, file) for last, file in pairs if last is not None]
         if len(known) == len(copies):
-            return sum(known)
+            size = answers.ask(
+                "the blocks since the last snapshots",
+                lambda: sum(part.length for pair in known for part in extents.added(*pair)),
+            )
+            if isinstance(size, answers.Present):
+                return size.value
         with self._guard:
             self._look()
             members = {
@@ -237,17 +242,6 @@ class OwnBlocks:
         occupied = extents.Occupied()
         seen = _add(occupied, (os.fspath(file),), shared=False)
         return occupied.most_bytes() if seen else _blocks_bytes(file)
-
-    def _beyond_last(self, volume_id: str, file: Place) -> int | None:
-        """The bytes of the file that its volume's last snapshot lacks; None if that is not known."""
-        last = self._last_copy.get(volume_id)
-        if last is None:
-            return None
-        size = answers.ask(
-            f"the blocks of {file}",
-            lambda: sum(part.length for part in extents.added(last, file)),
-        )
-        return size.value if isinstance(size, answers.Present) else None
 
     def commit(self, set_id: str, copies: Mapping[str, Place], added_bytes: int) -> None:
         """Know what a committed set of snapshots has added, with its files by volume."""
