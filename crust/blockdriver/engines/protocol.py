@@ -194,13 +194,12 @@ class Provisioning(Protocol):
     engine alone knows of it, and removes it (`settle`). Ids of sets are typed as ids of volumes in calls for both.
     """
 
-    @property
-    def modes(self) -> frozenset[volumes.AccessMode]:
-        """The supported access modes of volumes with a filesystem."""
-
-    @property
-    def raw_modes(self) -> frozenset[volumes.AccessMode]:
-        """The supported access modes of raw block volumes, at least `modes`: their writers can know of each other."""
+    modes: frozenset[volumes.AccessMode]
+    """The supported access modes of volumes with a filesystem."""
+    raw_modes: frozenset[volumes.AccessMode]
+    """The supported access modes of raw block volumes, at least `modes`: their writers can know of each other."""
+    is_used_elsewhere: bool
+    """Whether other nodes use volumes too, whose writers this node cannot freeze."""
 
     def open(self) -> None:
         """Open the engine, and settle all volumes and sets; called once, before the records are read. The log has the
@@ -293,10 +292,6 @@ class Provisioning(Protocol):
 
     def check_snapshot(self, image: Image) -> None:
         """Raise `SnapshotMissing` if a complete snapshot does not exist."""
-
-    @property
-    def is_used_elsewhere(self) -> bool:
-        """Whether other nodes use volumes too, whose writers this node cannot freeze."""
 
     def allocated(self, image: Image, start: int = 0) -> Iterable[Extent]:
         """The parts of a snapshot that may hold data, ascending, without those that end before the byte `start`.

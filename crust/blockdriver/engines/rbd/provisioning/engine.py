@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from crust.blockdriver.ceph.failures import ignoring
 from crust.blockdriver.engines.protocol import (
@@ -60,11 +60,13 @@ _log = logging.getLogger(__name__)
 class RbdProvisioning(RbdSnapshots):
     """The volumes and snapshot sets of `place`. The caller makes one call per volume or set at a time."""
 
-    modes: ClassVar = MODES
+    modes: frozenset[volumes.AccessMode] = field(default=MODES, init=False)
     """One writer in the cluster, or any number of readers."""
-    raw_modes: ClassVar = MODES | {volumes.AccessMode.MULTI_NODE_MULTI_WRITER}
+    raw_modes: frozenset[volumes.AccessMode] = field(
+        default=MODES | {volumes.AccessMode.MULTI_NODE_MULTI_WRITER}, init=False
+    )
     """Several writers too: each has a claim, and RBD orders their writes."""
-    is_used_elsewhere: ClassVar = True
+    is_used_elsewhere: bool = field(default=True, init=False)
     """By the guests and kernels of all nodes."""
 
     background: BackgroundWork = field(init=False)
