@@ -53,8 +53,20 @@ def parse_mutable(mutable_parameters: Mapping[str, str]) -> Changes:
                 why=f"this driver knows {', '.join(LIMIT_KEYS)}",
                 hint="correct the VolumeAttributesClass; nothing was changed",
             )
-    limits = {key: mutable_parameters[key] for key in LIMIT_KEYS if key in mutable_parameters}
-    return tuple(sorted(_limit(key, text) for key, text in limits.items()))
+    changes = []
+    for key, (name, least, most) in _RANGES.items():
+        if key not in mutable_parameters:
+            continue
+        number = quantity(mutable_parameters[key])
+        if number is None or (number != 0 and not least <= number <= most):
+            raise errors.InvalidRequest.named(
+                "InvalidIoLimit",
+                f"the parameter {key} cannot be {mutable_parameters[key][:64]!r}",
+                why=f"it must be 0 (no limit) or from {least} to {most} per second, such as 3000 or 64Mi",
+                hint="correct the class; nothing was changed",
+            )
+        changes.append((name, number))
+    return tuple(sorted(changes))
 
 
 def changed(limits: volumes.IoLimits, changes: Changes) -> volumes.IoLimits:
@@ -67,25 +79,12 @@ def quantity(text: str) -> int | None:
     return int(match[1]) * _UNITS[match[2] or ""] if match else None
 
 
-def _limit(key: str, text: str) -> tuple[str, int]:
-    name, least, most = _RANGES[key]
-    number = quantity(text)
-    if number == 0 or (number is not None and least <= number <= most):
-        return name, number
-    raise errors.InvalidRequest.named(
-        "InvalidIoLimit",
-        f"the parameter {key} cannot be {text[:64]!r}",
-        why=f"it must be 0 (no limit) or from {least} to {most} per second, such as 3000 or 64Mi",
-        hint="correct the class; nothing was changed",
-    )
-
-
 FS_TYPE = "csi.storage.k8s.io/fstype"
 PROVISIONING = "crust.dev/provisioning"
 """`thin` or `thick`: whether a volume has its blocks when it writes them, or all of them from its creation on."""
 POOL = "crust.dev/pool"
 """The name of the pool, if the driver has several; `crust.blockdriver.pools` reads it, and nothing below."""
-_IN_CONTEXTS = (_SIDECARS, "storage.kubernetes.io/")
+IN_CONTEXTS = (_SIDECARS, "storage.kubernetes.io/")
 """The attributes of a PersistentVolume hold the provisioner's identity under the second prefix."""
 _IN_CONTEXT = (DEFER, RUNTIME_HANDLER, FORMAT_IN, ENCRYPTION, deferral_keys.GROW_IN)
 KEYS = (FS_TYPE, PROVISIONING, *_IN_CONTEXT, *mkfs.KEYS, *LIMIT_KEYS)
@@ -139,11 +138,6 @@ def parse(parameters: Mapping[str, str], fs_types: tuple[str, ...]) -> Parameter
 def volume_context(kept: Mapping[str, str]) -> dict[str, str]:
     """The recorded parameters that every later call gets: the choice of the mounter, and nothing that may change."""
     return {key: kept[key] for key in _IN_CONTEXT if key in kept}
-
-
-def without_sidecars(context: Mapping[str, str]) -> dict[str, str]:
-    """The part of a volume context from the CO that this driver gave."""
-    return {key: value for key, value in context.items() if not key.startswith(_IN_CONTEXTS)}
 
 
 def _checked(key: str, value: str, fs_types: tuple[str, ...]) -> str:

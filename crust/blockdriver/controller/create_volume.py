@@ -45,7 +45,8 @@ class Create:
     size_range: volumes.CapacityRange
     capabilities: tuple[volumes.VolumeCapability, ...]
     parameters: tuple[tuple[str, str], ...] = ()
-    accessibility: topology.Requirement = topology.ANYWHERE
+    is_accessible: bool = True
+    """Whether this node meets the accessibility_requirements."""
     source: content_source.SourceRequest | None = None
     limits: class_parameters.Changes = ()
 
@@ -98,16 +99,20 @@ class Provisioner:
         source = (
             self._content_source(request.name, request.source, present) if request.source else None
         )
-        is_accessible = topology.is_met(request.accessibility, self.stores.segment)
-        if present is None and not is_accessible:
+        if present is None and not request.is_accessible:
             raise topology.TopologyNotAccessible(self.stores.segment)
         planned = self._plan(request, parameters, source, present)
-        if present is None and planned.thick:
-            self._check_thick()
         if present is not None:
-            _check_same(present, planned, request, is_accessible=is_accessible)
+            _check_same(present, planned, request)
             self.stores.provisioning.check_image(present.volume_id)
             return present
+        if planned.thick and (obstacle := self.stores.provisioning.thick_obstacle()):
+            raise errors.InvalidRequest.named(
+                "ThickNotPossible",
+                "a thick volume is not possible",
+                why=obstacle,
+                hint=f"use a StorageClass with {class_parameters.PROVISIONING}: thin, or another pool",
+            )
         if source is not None:
             return planned
         with self._making(planned) as making:
@@ -117,15 +122,6 @@ class Provisioner:
             format_in = deferral_keys.format_in(planned.parameters)
             content = ContentRecord(volume_id=planned.volume_id, format_in=format_in)
             return self._commit(making, planned, content)
-
-    def _check_thick(self) -> None:
-        if obstacle := self.stores.provisioning.thick_obstacle():
-            raise errors.InvalidRequest.named(
-                "ThickNotPossible",
-                "a thick volume is not possible",
-                why=obstacle,
-                hint=f"use a StorageClass with {class_parameters.PROVISIONING}: thin, or another pool",
-            )
 
     def _content_source(
         self, name: str, requested: content_source.SourceRequest, present: VolumeRecord | None
@@ -206,20 +202,16 @@ class Provisioner:
             return
         record = self.stores.volume_records.find(volume_id)
         if record is not None:
-            self._check_unused(record)
+            attachment = self.stores.access.attached(volume_id)
+            if attachment is not None:
+                paths = self.stores.node_state.staging_paths(volume_id)
+                where = ", ".join(paths) or "no staging path"
+                raise StillAttached(volume_id, f"{attachment.shown}, staged at {where}")
+            capability_check.check_not_published(record)
             # it is not attached, so that entry is stale
             self.stores.node_state.forget_staged(volume_id)
         with self.stores.volume_records.changing(volume_id, None):
             self.stores.provisioning.remove(volume_id)
-
-    def _check_unused(self, record: VolumeRecord) -> None:
-        volume_id = record.volume_id
-        attachment = self.stores.access.attached(volume_id)
-        if attachment is not None:
-            paths = self.stores.node_state.staging_paths(volume_id)
-            where = ", ".join(paths) or "no staging path"
-            raise StillAttached(volume_id, f"{attachment.shown}, staged at {where}")
-        capability_check.check_not_published(record)
 
     async def settle(self) -> None:
         """Remove the rest of volumes and sets that crashes and failed calls left half made or half removed.
@@ -265,11 +257,9 @@ class Provisioner:
         return available, maximum, capacity.minimum_bytes(usages)
 
 
-def _check_same(
-    present: VolumeRecord, planned: VolumeRecord, request: Create, *, is_accessible: bool
-) -> None:
+def _check_same(present: VolumeRecord, planned: VolumeRecord, request: Create) -> None:
     for part, is_same in {
-        "accessibility_requirements": is_accessible,
+        "accessibility_requirements": request.is_accessible,
         "the name, with the same id": present.name == planned.name,
         "capacity_range": capacity.satisfies(present.capacity_bytes, request.size_range),
         "parameters": present.parameters == planned.parameters,

@@ -96,7 +96,9 @@ class VolumeLister:
             ):
                 return why
         recorded = class_parameters.volume_context(record.parameters)
-        if context and class_parameters.without_sidecars(context) != recorded:
+        others = class_parameters.IN_CONTEXTS
+        given = {key: value for key, value in context.items() if not key.startswith(others)}
+        if context and given != recorded:
             return "the volume has another volume_context"
         try:
             sent = class_parameters.parse(sent_parameters, self.stores.supported.fs_types)

@@ -14,6 +14,7 @@ If the storage enforces I/O limits itself, the driver calls neither this host no
 import asyncio
 import logging
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from crust.blockdriver.controller import class_parameters
@@ -93,44 +94,37 @@ class VolumeModifier:
         If a change fails, the CO's retry finishes it. After a reboot of the node the proxy and the handlers start a
         while later, so this tries several times.
         """
+        call, no_changes = "ControllerModifyVolume", ()
         unfinished = list(await workers.run(self.interrupted))
         for pause_s in (0.0, *_PAUSES_S):
             await asyncio.sleep(pause_s)
-            tried = {name: await self._finish_interrupted(name) for name in unfinished}
-            unfinished = [name for name, error in tried.items() if isinstance(error, _AGAIN)]
+            again = []
+            for volume_id in unfinished:
+                extra: dict[str, object] = {"volume_id": volume_id}
+                modify = partial(self.modify, volume_id, no_changes)
+                try:
+                    await self.stores.running.run(volume_id, call, no_changes, modify)
+                    _log.info("finished a change of limits", extra=extra)
+                except errors.CrustError as err:
+                    _log.warning("a change of limits is unfinished", extra={**extra, "error": err})
+                    if isinstance(err, _AGAIN):
+                        again.append(volume_id)
+            unfinished = again
             if not unfinished:
                 return
 
-    async def _finish_interrupted(self, volume_id: volumes.VolumeId) -> errors.CrustError | None:
-        """The error if the change is not finished."""
-        call, no_changes = "ControllerModifyVolume", ()
-        try:
-            await self.stores.running.run(
-                volume_id, call, no_changes, lambda: self.modify(volume_id, no_changes)
-            )
-        except errors.CrustError as err:
-            extra = {"volume_id": volume_id, "error": err}
-            _log.warning("a change of limits is unfinished", extra=extra)
-            return err
-        _log.info("finished a change of limits", extra={"volume_id": volume_id})
-        return None
-
     def interrupted(self) -> tuple[volumes.VolumeId, ...]:
         """Volumes with an interrupted change of limits that a guest may not have. Blocks."""
-        return tuple(
-            volume_id
-            for volume_id in self.stores.access.attached_here()
-            if self._is_interrupted(volume_id)
-        )
-
-    def _is_interrupted(self, volume_id: volumes.VolumeId) -> bool:
-        try:
-            if not self.stores.node_state.deferred_targets(volume_id):
-                return False
-            record = self.stores.volume_records.find(volume_id)
-        except UNREADABLE:  # it is reported, and changes of other volumes do not wait for it
-            return False
-        return record is not None and record.limits_before is not None
+        interrupted = []
+        for volume_id in self.stores.access.attached_here():
+            try:
+                targets = self.stores.node_state.deferred_targets(volume_id)
+                record = self.stores.volume_records.find(volume_id) if targets else None
+            except UNREADABLE:  # it is reported, and changes of other volumes do not wait for it
+                continue
+            if record is not None and record.limits_before is not None:
+                interrupted.append(volume_id)
+        return tuple(interrupted)
 
     def _begin(
         self, volume_id: volumes.VolumeId, changes: class_parameters.Changes
@@ -181,19 +175,6 @@ class VolumeModifier:
         return record.capacity_bytes, any(usage.kind == "mount" for usage in record.usages)
 
     def _grow(self, record: VolumeRecord, size_range: volumes.CapacityRange) -> VolumeRecord:
-        self._check_grows(record)
-        maximum = self.stores.provisioning.maximum_bytes()
-        size_bytes = capacity.choose(size_range, minimum=record.capacity_bytes, maximum=maximum)
-        volume_id = record.volume_id
-        reserved = self.stores.capacity.reserved(
-            volume_id, size_bytes, thick=record.thick, present_bytes=record.capacity_bytes
-        )
-        with reserved:
-            self.stores.provisioning.grow(volume_id, size_bytes, thick=record.thick)
-            return self.stores.volume_records.save(record.replaced(capacity_bytes=size_bytes))
-
-    def _check_grows(self, record: VolumeRecord) -> None:
-        """Raise `NobodyGrowsFilesystem` if no mount of the volume would ever use the new size."""
         is_always = record.parameters.get(deferral_keys.DEFER) == deferral_keys.Defer.ALWAYS.value
         if is_always and self.stores.content_records.load(record.volume_id).nobody_grows:
             raise errors.InvalidRequest.named(
@@ -203,6 +184,15 @@ class VolumeModifier:
                 "offer GROW",
                 hint="copy the data to a volume of a class with crust.dev/grow-in: host",
             )
+        maximum = self.stores.provisioning.maximum_bytes()
+        size_bytes = capacity.choose(size_range, minimum=record.capacity_bytes, maximum=maximum)
+        volume_id = record.volume_id
+        reserved = self.stores.capacity.reserved(
+            volume_id, size_bytes, thick=record.thick, present_bytes=record.capacity_bytes
+        )
+        with reserved:
+            self.stores.provisioning.grow(volume_id, size_bytes, thick=record.thick)
+            return self.stores.volume_records.save(record.replaced(capacity_bytes=size_bytes))
 
     def _restore_limits(self, intended: VolumeRecord) -> None:
         before = intended.limits_before or intended.limits

@@ -7,7 +7,6 @@ TopologyRequirement) and node ids are not, so a digest replaces a node id that c
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from crust.core import errors
 
@@ -38,18 +37,6 @@ class TopologyNotAccessible(errors.Exhausted):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Requirement:
-    """CreateVolume's accessibility_requirements; both are empty without a requirement."""
-
-    requisite: tuple[Segments, ...] = ()
-    preferred: tuple[Segments, ...] = ()
-
-
-ANYWHERE = Requirement()
-"""No requirement at all."""
-
-
 def value_of(node_id: str) -> str:
     """The segment's value for a node: its id, or a digest if the id cannot be a value."""
     if _LABEL.fullmatch(node_id):
@@ -73,13 +60,6 @@ def segments(values: Mapping[str, str]) -> Segments:
     return tuple(sorted((key.lower(), value) for key, value in values.items()))
 
 
-def requirement(requisite: tuple[Segments, ...], preferred: tuple[Segments, ...]) -> Requirement:
-    """Check the two lists against each other; raises `InvalidTopology`."""
-    if requisite and not set(preferred) <= set(requisite):
-        raise InvalidTopology("a preferred topology is not among the requisite ones")
-    return Requirement(requisite, preferred)
-
-
 def is_here(place: Segments, segment: str) -> bool:
     """Whether `place` is this node; always true for a pool that every node reaches (`segment` is empty).
 
@@ -88,7 +68,11 @@ def is_here(place: Segments, segment: str) -> bool:
     return not segment or place == ((KEY, segment),)
 
 
-def is_met(requirement: Requirement, segment: str) -> bool:
-    """Whether a volume of this node meets the requirement, of which preferences are no part."""
-    places = requirement.requisite
-    return not places or any(is_here(place, segment) for place in places)
+def is_met(requisite: tuple[Segments, ...], preferred: tuple[Segments, ...], segment: str) -> bool:
+    """Whether a volume of this node meets a requirement, of which preferences are no part.
+
+    Raises `InvalidTopology` if the two lists contradict each other.
+    """
+    if requisite and not set(preferred) <= set(requisite):
+        raise InvalidTopology("a preferred topology is not among the requisite ones")
+    return not requisite or any(is_here(place, segment) for place in requisite)

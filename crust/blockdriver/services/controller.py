@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from crust.blockdriver.controller import class_parameters, topology
+from crust.blockdriver.controller import class_parameters
 from crust.blockdriver.controller.controller_publish import ControllerPublish, PublishRequest
 from crust.blockdriver.controller.create_volume import CapacityQuery, Create, Provisioner
 from crust.blockdriver.controller.list_volumes import Listed, VolumeLister
@@ -12,7 +12,7 @@ from crust.blockdriver.records.models import VolumeRecord
 from crust.blockdriver.services import roles
 from crust.blockdriver.services.calls import health, places
 from crust.blockdriver.services.roles import NODE_ID_MAX_BYTES
-from crust.blockdriver.services.snapshots import SnapshotCalls, requirement, segments_of
+from crust.blockdriver.services.snapshots import SnapshotCalls, is_met, segments_of
 from crust.blockdriver.snapshots import content_source
 from crust.host.process import workers
 from crust.rpc.call import Call
@@ -46,17 +46,18 @@ class Controller(SnapshotCalls):
         self, request: csi_pb2.CreateVolumeRequest, call: Call
     ) -> csi_pb2.CreateVolumeResponse:
         """Idempotent by name."""
-        place, source = topology.ANYWHERE, None
+        is_accessible, source = True, None
         if request.HasField("volume_content_source"):
             source = _source(request.volume_content_source)
         if request.HasField("accessibility_requirements"):
-            place = requirement(request.accessibility_requirements)
+            required = request.accessibility_requirements
+            is_accessible = is_met(required, self.stores.segment)
         create = Create(
             csi.required(request.name, "name"),
             csi.capacity_range(request.capacity_range),
             csi.capabilities(request.volume_capabilities),
             tuple(sorted(csi.mapping(request.parameters, "parameters").items())),
-            place,
+            is_accessible,
             source,
             class_parameters.parse_mutable(
                 csi.mapping(request.mutable_parameters, "mutable_parameters")

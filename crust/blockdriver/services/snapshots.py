@@ -73,8 +73,7 @@ class SnapshotCalls:
         volume_id = volumes.VolumeId(csi.required(request.source_volume_id, "source_volume_id"))
         name = csi.required(request.name, "name")
         check_parameters(csi.mapping(request.parameters, "parameters"))
-        required = requirement(request.accessibility_requirements)
-        if not topology.is_met(required, self.stores.segment):
+        if not is_met(request.accessibility_requirements, self.stores.segment):
             raise topology.TopologyNotAccessible(self.stores.segment, "snapshot")
         snapshot_id = self.stores.pool.ids.snapshot_id(name)
 
@@ -254,7 +253,12 @@ class SnapshotCalls:
         _check_count(request.max_results)
         _, base = await self._snapshot(base_id, call)
         _, target = await self._snapshot(target_id, call)
-        check_related(base, target)
+        if base.source_volume_id != target.source_volume_id:
+            raise errors.InvalidRequest.named(
+                "UnrelatedSnapshots",
+                f"{base.snapshot_id} and {target.snapshot_id} cannot be compared",
+                why="they are of different volumes",
+            )
         check_offset(request.starting_offset, target)
         blocks = _Blocks(
             (base_id, target_id),
@@ -279,25 +283,20 @@ class SnapshotCalls:
         """The blocks from the byte `start` on, so many to a message."""
         is_complete = False
         while not is_complete:
-            part = await self._part(blocks, start, call)
+            question = (blocks.snapshot_ids, start, blocks.in_part)
+            read = partial(self._read, blocks, start)
+            with contextlib.ExitStack() as operations:
+                for snapshot_id in blocks.snapshot_ids:  # no call deletes one during the read
+                    operations.enter_context(
+                        self.calls.running.shared(snapshot_id, "a read of its block list")
+                    )
+                async with workers.turn():
+                    part = await self.calls.read(question, read, call)
             is_complete = len(part) < blocks.in_part
             for first in range(0, len(part), blocks.in_message):
                 yield part[first : first + blocks.in_message]
             if part:
                 start = part[-1].byte_offset + part[-1].size_bytes
-
-    async def _part(
-        self, blocks: _Blocks, start: int, call: Call
-    ) -> Sequence[csi_pb2.BlockMetadata]:
-        """Read a part of a block list; during the read no call deletes the snapshots. Raises SnapshotNotFound."""
-        with contextlib.ExitStack() as operations:
-            for snapshot_id in blocks.snapshot_ids:
-                operations.enter_context(
-                    self.calls.running.shared(snapshot_id, "a read of its block list")
-                )
-            question = (blocks.snapshot_ids, start, blocks.in_part)
-            async with workers.turn():
-                return await self.calls.read(question, lambda: self._read(blocks, start), call)
 
     def _read(self, blocks: _Blocks, start: int) -> Sequence[csi_pb2.BlockMetadata]:
         for snapshot_id in blocks.snapshot_ids:
@@ -309,12 +308,10 @@ class SnapshotCalls:
         )
 
 
-def requirement(pb: csi_pb2.TopologyRequirement) -> topology.Requirement:
-    """Read CreateVolume's accessibility_requirements; raises `topology.InvalidTopology`."""
-    return topology.requirement(
-        tuple(map(segments_of, pb.requisite)),
-        tuple(map(segments_of, pb.preferred)),
-    )
+def is_met(pb: csi_pb2.TopologyRequirement, segment: str) -> bool:
+    """Whether this node meets accessibility_requirements; raises `topology.InvalidTopology`."""
+    requisite, preferred = map(segments_of, pb.requisite), map(segments_of, pb.preferred)
+    return topology.is_met(tuple(requisite), tuple(preferred), segment)
 
 
 def segments_of(pb: csi_pb2.Topology) -> topology.Segments:
@@ -362,16 +359,6 @@ def _check_count(count: int) -> None:
     if count < 0:
         raise errors.InvalidRequest.named(
             "NegativeMaxResults", "max_results is invalid", why=f"{count} is negative"
-        )
-
-
-def check_related(base: Snapshot, target: Snapshot) -> None:
-    """Raise `UnrelatedSnapshots` for snapshots of two volumes."""
-    if base.source_volume_id != target.source_volume_id:
-        raise errors.InvalidRequest.named(
-            "UnrelatedSnapshots",
-            f"{base.snapshot_id} and {target.snapshot_id} cannot be compared",
-            why="they are of different volumes",
         )
 
 

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from crust.blockdriver.controller import topology
 from crust.blockdriver.controller.create_volume import Create
 from crust.blockdriver.driver import Driver, build
 from crust.blockdriver.records.node_state import Published
@@ -59,14 +58,12 @@ def create(
     limit: int = 0,
     capability: volumes.VolumeCapability | None = None,
     sent: Mapping[str, str] | None = None,
-    place: topology.Requirement = topology.ANYWHERE,
 ) -> Create:
     return Create(
         name,
         volumes.CapacityRange(required, limit),
         (capability or mount(),),
         tuple(sorted((sent or {}).items())),
-        place,
     )
 
 

@@ -22,7 +22,7 @@ def test_create_with_invalid_topology_is_refused() -> None:
         with pytest.raises(topology.InvalidTopology):
             topology.segments(bad)
     with pytest.raises(topology.InvalidTopology):
-        topology.requirement((HERE,), (ELSEWHERE,))
+        topology.is_met((HERE,), (ELSEWHERE,), driver_state.NODE)
     assert topology.segments({"CRUST.dev/Node": driver_state.NODE}) == HERE
 
 
