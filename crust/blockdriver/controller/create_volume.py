@@ -150,8 +150,7 @@ class Provisioner:
             size_range = request.size_range
             if source is not None:
                 format_in = deferral_keys.format_in(parameters.kept)
-                content_source.check_protection(source, format_in)
-                size_range = content_source.sized(size_range, usages, source)
+                size_range = content_source.sized(size_range, usages, source, format_in)
             maximum = self.stores.provisioning.maximum_bytes()
             minimum = capacity.minimum_bytes(usages)
             size_bytes = capacity.choose(size_range, minimum=minimum, maximum=maximum)

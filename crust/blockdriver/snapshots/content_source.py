@@ -108,10 +108,32 @@ class ContentSources:
         return _filled(record, content)
 
 
+_SHOWN: Mapping[deferral_keys.FormatIn, str] = {
+    "host": "a filesystem that hosts mount",
+    "guest": "a filesystem that only guests parse",
+    "luks": "a LUKS container that only guests open",
+}
+
+
 def sized(
-    size_range: volumes.CapacityRange, usages: Iterable[Usage], source: ContentSource
+    size_range: volumes.CapacityRange,
+    usages: Iterable[Usage],
+    source: ContentSource,
+    format_in: deferral_keys.FormatIn,
 ) -> volumes.CapacityRange:
-    """The size range for a new volume with this source; raises SmallerThanSource, SourceFilesystemDiffers."""
+    """The size range for a new volume with this source.
+
+    Raises SourceProtectionDiffers unless the volume protects the content as its source does, SourceFilesystemDiffers,
+    SmallerThanSource.
+    """
+    if format_in != source.format_in and (source.format_in, format_in) != ("host", "guest"):
+        raise errors.InvalidRequest.named(
+            "SourceProtectionDiffers",
+            "the volume cannot be made from its source",
+            why=f"the source has {_SHOWN[source.format_in]}, and the volume would have {_SHOWN[format_in]}",
+            hint=f"use a StorageClass with the {deferral_keys.FORMAT_IN} and {deferral_keys.ENCRYPTION} of the "
+            "source's",
+        )
     for usage in usages:
         if source.fs_type and usage.kind == "mount" and usage.fs_type != source.fs_type:
             raise errors.InvalidRequest.named(
@@ -130,25 +152,6 @@ def sized(
         )
     required = size_range.required_bytes or source.size_bytes
     return volumes.CapacityRange(required, size_range.limit_bytes)
-
-
-def check_protection(source: ContentSource, format_in: deferral_keys.FormatIn) -> None:
-    """Raise `SourceProtectionDiffers` unless a volume with `format_in` protects the content as its source does."""
-    if format_in == source.format_in or (source.format_in, format_in) == ("host", "guest"):
-        return
-    raise errors.InvalidRequest.named(
-        "SourceProtectionDiffers",
-        "the volume cannot be made from its source",
-        why=f"the source has {_SHOWN[source.format_in]}, and the volume would have {_SHOWN[format_in]}",
-        hint=f"use a StorageClass with the {deferral_keys.FORMAT_IN} and {deferral_keys.ENCRYPTION} of the source's",
-    )
-
-
-_SHOWN: Mapping[deferral_keys.FormatIn, str] = {
-    "host": "a filesystem that hosts mount",
-    "guest": "a filesystem that only guests parse",
-    "luks": "a LUKS container that only guests open",
-}
 
 
 def _fs_type(content: ContentRecord | Snapshot) -> str:

@@ -223,11 +223,30 @@ class Freezer:
         return is_frozen
 
     async def _thaw(self, member: Member, freezes: HostFreezes) -> errors.CrustError | None:
-        """Thaw the filesystem; returns the error if its copy is invalid. Raises nothing: others follow."""
+        """Thaw the filesystem; returns the error if its copy is invalid. Raises nothing: others follow.
+
+        If a thaw fails on this host, or does not reach its guest, `keep_recovering` repeats it.
+        """
+        extra: dict[str, object] = {"volume_id": member.volume_id}
+        problem: errors.CrustError | None
         if isinstance(member, OnHost):
-            problem = await self._thaw_on_host(member, freezes)
+            try:
+                await workers.run(freezes.thaw, member)
+            except errors.CrustError as err:
+                _log.error("a filesystem stays frozen", extra={**extra, "error": err})
+                self._leave(member)
+                problem = err
+            else:
+                problem = freezes.problem(member)
         else:
-            problem = await self._thaw_guest(member)
+            problem = ThawedEarly(member.volume_id, "its guest thawed before the copy ended")
+            try:
+                if await self._guests.thaw(member.target):
+                    problem = None
+            except errors.CrustError as err:
+                _log.error("a guest cannot be thawed", extra={**extra, "error": err})
+                if isinstance(err, errors.PeerUnavailable):
+                    self._leave(member)
         if member.volume_id not in self._left:
             await self._forget(member)
         return problem
@@ -240,29 +259,6 @@ class Freezer:
             extra = {"volume_id": member.volume_id, "error": err}
             _log.warning("a freeze intent cannot be removed", extra=extra)
             self._leave(member)
-
-    async def _thaw_on_host(self, member: OnHost, freezes: HostFreezes) -> errors.CrustError | None:
-        """Thaw on this host. If that fails, `keep_recovering` repeats it."""
-        try:
-            await workers.run(freezes.thaw, member)
-        except errors.CrustError as err:
-            extra = {"volume_id": member.volume_id, "error": err}
-            _log.error("a filesystem stays frozen", extra=extra)
-            self._leave(member)
-            return err
-        return freezes.problem(member)
-
-    async def _thaw_guest(self, member: InGuest) -> errors.CrustError | None:
-        """Thaw in a guest. If it cannot be reached, `keep_recovering` thaws it."""
-        try:
-            if await self._guests.thaw(member.target):
-                return None
-        except errors.CrustError as err:
-            extra = {"volume_id": member.volume_id, "error": err}
-            _log.error("a guest cannot be thawed", extra=extra)
-            if isinstance(err, errors.PeerUnavailable):
-                self._leave(member)
-        return ThawedEarly(member.volume_id, "its guest thawed before the copy ended")
 
     def _leave(self, member: Member) -> None:
         self._left[member.volume_id] = _intent(member)

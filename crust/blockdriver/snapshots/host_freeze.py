@@ -62,7 +62,11 @@ class Intents:
         unseen: errors.CrustError | None = None
         for name in os.listdir(self._directory):
             try:
-                intent = self._read(volumes.VolumeId(name))
+                intent = self.find(volumes.VolumeId(name))
+            except (durable.UnreadableFile, durable.UntrustedFile) as err:  # no driver wrote it
+                extra = {"volume_id": name, "error": err}
+                _log.error("a freeze intent cannot be read", extra=extra)
+                continue
             except errors.CrustError as err:
                 unseen = err
                 continue
@@ -94,15 +98,6 @@ class Intents:
         if subject.startswith(_GUEST):
             return Intent(volume_id, target=subject.removeprefix(_GUEST))
         return Intent(volume_id, identity=subject)
-
-    def _read(self, volume_id: volumes.VolumeId) -> Intent | None:
-        try:
-            return self.find(volume_id)
-        except (durable.UnreadableFile, durable.UntrustedFile) as err:  # no driver wrote it
-            _log.error(
-                "a freeze intent cannot be read", extra={"volume_id": volume_id, "error": err}
-            )
-            return None
 
     def _path(self, volume_id: volumes.VolumeId) -> str:
         return os.path.join(self._directory, volume_id)

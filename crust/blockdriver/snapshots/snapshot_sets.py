@@ -76,8 +76,20 @@ class SnapshotSets:
     async def _create(
         self, set_id: str, name: str, member_ids: Mapping[volumes.VolumeId, str]
     ) -> SnapshotSet:
-        snapshot_set = await workers.run(self._present_or_plan, set_id, name, member_ids)
-        return snapshot_set if snapshot_set.stored is not None else await self._take(snapshot_set)
+        plan = await workers.run(self._present_or_plan, set_id, name, member_ids)
+        if plan.stored is not None:
+            return plan
+        async with workers.long_work(workers.LongWork.COPY):  # before anything is frozen
+            sources = [snapshot.source_volume_id for snapshot in plan.snapshots]
+            quiesce = await workers.run(freezer.plan, self.stores, sources)
+            async with workers.entered(self._taking(plan)) as taking:
+                async with self.freezer.frozen(quiesce.members):
+                    moment_ns = await workers.run(self._copy, taking, plan, quiesce)
+                return await workers.run(
+                    self.stores.snapshot_sets.make,
+                    plan.replaced(created_ns=moment_ns),
+                    lambda data: taking.commit({RecordKind.SNAPSHOTS: data}),
+                )
 
     def _present_or_plan(
         self, set_id: str, name: str, member_ids: Mapping[volumes.VolumeId, str]
@@ -87,7 +99,20 @@ class SnapshotSets:
             planned = tuple(self._plan(*pair) for pair in member_ids.items())
             return SnapshotSet(set_id=set_id, name=name, created_ns=0, snapshots=planned)
         if [snapshot.source_volume_id for snapshot in present.snapshots] != list(member_ids):
-            raise _name_taken(present)
+            hint = "choose another name, or delete it first"
+            if set_of(present.snapshots[0].snapshot_id) != present.snapshots[0].snapshot_id:
+                raise errors.Conflict.named(
+                    "GroupNameTaken",
+                    f"the group snapshot {present.name!r} exists already",
+                    why="it is a group of other volumes",
+                    hint=hint,
+                )
+            raise errors.Conflict.named(
+                "SnapshotNameTaken",
+                f"the snapshot {present.name!r} exists already",
+                why=f"it is a snapshot of {present.snapshots[0].source_volume_id}",
+                hint=hint,
+            )
         for image in images_of(present):
             self.stores.provisioning.check_snapshot(image)
         return present
@@ -112,19 +137,6 @@ class SnapshotSets:
             size_bytes=record.capacity_bytes,
             **{name: getattr(content, name) for name in _OF_CONTENT},
         )
-
-    async def _take(self, plan: SnapshotSet) -> SnapshotSet:
-        async with workers.long_work(workers.LongWork.COPY):  # before anything is frozen
-            sources = [snapshot.source_volume_id for snapshot in plan.snapshots]
-            quiesce = await workers.run(freezer.plan, self.stores, sources)
-            async with workers.entered(self._taking(plan)) as taking:
-                async with self.freezer.frozen(quiesce.members):
-                    moment_ns = await workers.run(self._copy, taking, plan, quiesce)
-                return await workers.run(
-                    self.stores.snapshot_sets.make,
-                    plan.replaced(created_ns=moment_ns),
-                    lambda data: taking.commit({RecordKind.SNAPSHOTS: data}),
-                )
 
     @contextmanager
     def _taking(self, plan: SnapshotSet) -> Iterator[NewSnapshotSet]:
@@ -253,23 +265,6 @@ def image_of(snapshot: Snapshot) -> Image:
 def images_of(kept: SnapshotSet) -> list[Image]:
     """The snapshots of a set in the engine's terms."""
     return [image_of(snapshot) for snapshot in kept.snapshots]
-
-
-def _name_taken(present: SnapshotSet) -> errors.Conflict:
-    hint = "choose another name, or delete it first"
-    if set_of(present.snapshots[0].snapshot_id) != present.snapshots[0].snapshot_id:
-        return errors.Conflict.named(
-            "GroupNameTaken",
-            f"the group snapshot {present.name!r} exists already",
-            why="it is a group of other volumes",
-            hint=hint,
-        )
-    return errors.Conflict.named(
-        "SnapshotNameTaken",
-        f"the snapshot {present.name!r} exists already",
-        why=f"it is a snapshot of {present.snapshots[0].source_volume_id}",
-        hint=hint,
-    )
 
 
 def _check_members(group: SnapshotSet, snapshot_ids: Sequence[str]) -> None:
