@@ -287,8 +287,11 @@ class NodeStage:
         with self.stores.attach_slots.taking(request.volume_id):
             access = replace(request.access, keeps_blocks=record.thick)
             attachment = self.stores.access.attach(request.volume_id, access)
-        if attachment.device is None:
-            return self._for_hypervisor(entry), None
+        if attachment.device is None and entry.kind == "block":
+            self.stores.access.detach(request.volume_id)
+            raise NoHostDevice()
+        if attachment.device is None:  # a guest formats it
+            return entry.model_copy(update={"host": "image"}), None
         self.io_limits.settle(record.limits.value, attachment)
         if entry.kind == "block":
             self.preparation.give_out_raw(content, attachment)
@@ -302,16 +305,11 @@ class NodeStage:
             guest_kernel=request.guest_kernel,
         )
 
-    def _for_hypervisor(self, entry: Staged) -> Staged:
-        """A volume without a device here: a guest formats it; raises `NoHostDevice` for a raw volume."""
-        if entry.kind == "block":
-            self.stores.access.detach(entry.volume_id)
-            raise NoHostDevice()
-        return entry.model_copy(update={"host": "image"})
-
     def _entry(self, request: Stage, record: VolumeRecord, content: ContentRecord) -> Staged:
         volume_id, access = request.volume_id, request.capability.access
-        capability_check.check_not_elsewhere(record, self.stores.node_id)
+        # published to no node: a CO with CSIDriver attachRequired: false never publishes to nodes
+        if record.nodes and all(node.node_id != self.stores.node_id for node in record.nodes):
+            raise capability_check.PublishedToOtherNode(volume_id, record.nodes[0].node_id)
         if obstacle := self.stores.supported.obstacle(request.capability):
             raise capability_check.CapabilityExceeded(volume_id, obstacle)
         if not listing.is_directory(request.path.text):

@@ -68,26 +68,19 @@ class NodeUnpublish:
         if mount is not None:
             # Checked before the unmount: /home is a mount as well, and so may be the target of a link.
             with target_paths.parent_of(target, self.target_roots):
-                self._check_ours(volume_id, target, mount)
+                # it does not ask the storage: a pod must end without it
+                ours = self.stores.access.host_device(volume_id) if pool_of(volume_id) else None
+                device = ours.device if ours is not None else None
+                # without an attached device the driver cannot know it, and the CO decides
+                if device is not None and not device_mounts.shows(mount, device):
+                    raise errors.NotReady.named(
+                        "ForeignMountAtTarget",
+                        f"{volume_id} is not unpublished from {target.text}",
+                        why=f"{mount.fs_type} from {mount.source} is mounted there",
+                        hint="find out which program mounted it, and unmount it by hand",
+                    )
             mount_api.unmount(target.text)
         target_paths.remove(target, self.target_roots)
-
-    def _check_ours(
-        self, volume_id: volumes.VolumeId, target: volumes.TargetPath, mount: mountinfo.Mount
-    ) -> None:
-        """Refuse a foreign mount. Without an attached device the driver cannot know it, and the CO decides.
-
-        It does not ask the storage: a pod must end without it.
-        """
-        attachment = self.stores.access.host_device(volume_id) if pool_of(volume_id) else None
-        device = attachment.device if attachment is not None else None
-        if device is not None and not device_mounts.shows(mount, device):
-            raise errors.NotReady.named(
-                "ForeignMountAtTarget",
-                f"{volume_id} is not unpublished from {target.text}",
-                why=f"{mount.fs_type} from {mount.source} is mounted there",
-                hint="find out which program mounted it, and unmount it by hand",
-            )
 
 
 class StillPublished(errors.NotReady):

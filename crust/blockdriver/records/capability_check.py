@@ -108,15 +108,6 @@ class PublishedToOtherNode(errors.NotReady):
         )
 
 
-def check_not_elsewhere(record: VolumeRecord, node_id: str) -> None:
-    """Raise `PublishedToOtherNode` while the volume is published to a node other than `node_id`.
-
-    Published to no node is allowed: a CO with CSIDriver attachRequired: false never publishes to nodes.
-    """
-    if record.nodes and all(node.node_id != node_id for node in record.nodes):
-        raise PublishedToOtherNode(record.volume_id, record.nodes[0].node_id)
-
-
 def check_not_published(record: VolumeRecord) -> None:
     """Raise `PublishedToOtherNode` while the volume is published to a node."""
     if record.nodes:

@@ -80,16 +80,29 @@ class HealthCheck:
         except UNREADABLE as err:
             text = f"{err}; {self._kept_image(volume_id)}"
             return Health(volume_id, (Finding(Kind.INACCESSIBLE, "RecordUnreadable", text),))
-        return self._without_record(volume_id) if record is None else self.of(record)
+        if record is not None:
+            return self.of(record)
+        is_id = self.stores.pool.ids.is_volume_id(volume_id)
+        if not is_id or volume_id not in self.stores.provisioning.image_ids():
+            raise models.VolumeNotFound(volume_id)
+        record = self.stores.volume_records.find(volume_id)
+        if record is not None:  # it was made since
+            return self.of(record)
+        text = f"the image of {volume_id} has no record; {self._kept_image(volume_id)}"
+        return Health(volume_id, (Finding(Kind.INACCESSIBLE, "RecordMissing", text),))
 
     def of(self, record: VolumeRecord) -> Health:
         volume_id = record.volume_id
-        results = (
-            self._of_image(volume_id, record.capacity_bytes),
-            self._of_content(volume_id),
-            None if record.thick else self._of_capacity(),
-        )
-        return Health(volume_id, tuple(finding for finding in results if finding is not None))
+        image = self._of_image(volume_id, record.capacity_bytes)
+        findings = [finding for finding in (image, self._of_content(volume_id)) if finding]
+        # of every thin volume: the driver does not ask which of them still needs blocks
+        if not record.thick and (missing_bytes := self.stores.capacity.missing_bytes):
+            text = (
+                f"the pool lacks {missing_bytes} bytes of what its thin volumes were promised: writes to the volume "
+                "may fail; remove other files from the pool's disk, or enlarge it"
+            )
+            findings.append(Finding(Kind.DEGRADED, "CapacityMissing", text))
+        return Health(volume_id, tuple(findings))
 
     def _of_image(self, volume_id: volumes.VolumeId, size_bytes: int) -> Finding | None:
         try:
@@ -113,27 +126,6 @@ class HealthCheck:
         if content.growth_refused:
             return Finding(Kind.DEGRADED, "FilesystemNotGrown", content.growth_refused)
         return None
-
-    def _of_capacity(self) -> Finding | None:
-        """Of every thin volume: the driver does not ask which of them still needs blocks."""
-        missing_bytes = self.stores.capacity.missing_bytes
-        if not missing_bytes:
-            return None
-        text = (
-            f"the pool lacks {missing_bytes} bytes of what its thin volumes were promised: writes to the volume may "
-            "fail; remove other files from the pool's disk, or enlarge it"
-        )
-        return Finding(Kind.DEGRADED, "CapacityMissing", text)
-
-    def _without_record(self, volume_id: volumes.VolumeId) -> Health:
-        is_id = self.stores.pool.ids.is_volume_id(volume_id)
-        if not is_id or volume_id not in self.stores.provisioning.image_ids():
-            raise models.VolumeNotFound(volume_id)
-        record = self.stores.volume_records.find(volume_id)
-        if record is not None:  # it was made since
-            return self.of(record)
-        text = f"the image of {volume_id} has no record; {self._kept_image(volume_id)}"
-        return Health(volume_id, (Finding(Kind.INACCESSIBLE, "RecordMissing", text),))
 
     def _kept_image(self, volume_id: volumes.VolumeId) -> str:
         try:

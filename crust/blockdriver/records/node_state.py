@@ -140,8 +140,15 @@ class NodeState:
         self._drop_other_boots()
         self._files = {}
         for name in sorted(os.listdir(self._boot)):
-            if name.endswith(".json"):
-                self._read(name.removesuffix(".json"))
+            if not name.endswith(".json"):
+                continue
+            path, volume_id = os.path.join(self._boot, name), name.removesuffix(".json")
+            try:
+                self._files[volume_id] = _parsed(path, durable.read(path, limit_bytes=_LIMIT_BYTES))
+            except errors.CrustError as err:
+                extra = {"path": path, "error": err}
+                _log.error("an entry of the node state cannot be read", extra=extra)
+                self._files[volume_id] = err
 
     def of(self, volume_id: volumes.VolumeId) -> NodeFile:
         """The stage and the publishes of a volume. Raises UnreadableEntry."""
@@ -225,15 +232,6 @@ class NodeState:
 
     def _path(self, volume_id: str) -> str:
         return f"{self._boot}/{volume_id}.json"
-
-    def _read(self, volume_id: str) -> None:
-        path = self._path(volume_id)
-        try:
-            self._files[volume_id] = _parsed(path, durable.read(path, limit_bytes=_LIMIT_BYTES))
-        except errors.CrustError as err:
-            extra = {"path": path, "error": err}
-            _log.error("an entry of the node state cannot be read", extra=extra)
-            self._files[volume_id] = err
 
     def _drop_other_boots(self) -> None:
         with (

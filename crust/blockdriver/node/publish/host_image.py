@@ -79,11 +79,6 @@ class HostImage:
         self.stores.node_state.note_staged(staged.model_copy(update={"host": host}))
 
 
-def is_due(admitted: AdmittedPublish) -> bool:
-    """Whether a volume that was staged for hypervisors has no device here yet, or an unprepared one."""
-    return admitted.staged.host == "image" or admitted.attachment.device is None
-
-
 def _access(request: Publish, *, on_host: bool) -> Access:
     mode = request.capability.mode
     return Access(mode, readonly=mode.reader_only, on_host=on_host, secrets=request.secrets)

@@ -20,7 +20,7 @@ from crust.blockdriver.node import io_limits
 from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.node_expand import NodeExpand
 from crust.blockdriver.node.node_stage import Preparation
-from crust.blockdriver.node.publish import host_image, publish_rules
+from crust.blockdriver.node.publish import publish_rules
 from crust.blockdriver.node.publish.host_image import HostImage
 from crust.blockdriver.node.publish.publish_rules import AdmittedPublish, Publish
 from crust.blockdriver.records.stores import Stores
@@ -81,8 +81,15 @@ class NodePublish:
             await self.publish_on_host(request)
             return
         admitted = begun.admitted
-        if begun.group is not None:
-            await self._change_group(begun, begun.group)
+        if begun.group is not None:  # in steps, each with a place of its own
+            walk = fs_group.steps(admitted.entry.target, begun.group)
+            try:
+                while await _step(walk):
+                    operations.check_wanted()
+            except errors.CrustError:
+                await workers.run(walk.close)  # or its descriptors would keep the mount busy
+                await workers.run(self._undo_or_log, admitted, unmounts=begun.unmounts)
+                raise
         if begun.grows:
             await self.node_expand.fill(
                 admitted.content, admitted.attachment, admitted.entry.fs_type, request.target.text
@@ -91,21 +98,11 @@ class NodePublish:
             self.stores.node_state.note_published, admitted.entry.model_copy(update=_DONE)
         )
 
-    async def _change_group(self, begun: _Begun, group: volumes.GroupChange) -> None:
-        """Change the files' group in steps, each with a place of its own, as long as the publish is wanted."""
-        walk = fs_group.steps(begun.admitted.entry.target, group)
-        try:
-            while await _step(walk):
-                operations.check_wanted()
-        except errors.CrustError:
-            await workers.run(walk.close)  # or its descriptors would keep the mount busy
-            await workers.run(self._undo_or_log, begun.admitted, unmounts=begun.unmounts)
-            raise
-
     def _begin(self, request: Publish) -> _Begun | Preparation | None:
         """Do all steps until the mount in one hop; returns what follows, or a preparation that comes first."""
         admitted = publish_rules.check_publish(self.stores, request)
-        if admitted.staged.host and host_image.is_due(admitted):
+        is_prepared = admitted.staged.host == "prepared" and admitted.attachment.device is not None
+        if admitted.staged.host and not is_prepared:
             return self.host_image.make_ready(admitted) or self._begin(request)
         entry, device = admitted.entry, admitted.attachment.host_device  # raises NoHostDevice
         limits = admitted.record.limits.value
