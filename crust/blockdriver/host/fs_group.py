@@ -41,6 +41,7 @@ _HELD = 32
 """The open directories of one walk, with two descriptors each: for most trees all of their levels, so that a writer
 may move any directory."""
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_SECOND_NS = 1_000_000_000
 _CLOCK, _TICK_S = 5, 0.02
 """CLOCK_REALTIME_COARSE, which gives files their times, and longer than it stands still."""
 _PIECE, _PIECES = 1024, 1 << 17
@@ -55,7 +56,9 @@ def steps(root: str, change: volumes.GroupChange) -> Generator[bool, None, None]
     """
     with syscalls.opened(root, f"cannot change the group of the files in {root}", _OPEN) as fd:
         status = os.fstat(fd)
-        if change.policy is volumes.GroupPolicy.ON_ROOT_MISMATCH and _matches(status, change.gid):
+        has_bits = status.st_mode & _DIRECTORY_BITS == _DIRECTORY_BITS
+        has_group = status.st_gid == change.gid and has_bits
+        if change.policy is volumes.GroupPolicy.ON_ROOT_MISMATCH and has_group:
             return
         if (yield from _walked(root, fd, change.gid)):
             time.sleep(_TICK_S)
@@ -72,11 +75,6 @@ def _walked(root: str, fd: int, gid: int) -> Generator[bool, None, bool]:
             if number % STEP == 0:
                 yield True
     return walk.has_met_again
-
-
-def _matches(status: os.stat_result, gid: int) -> bool:
-    mode = stat.S_IMODE(status.st_mode)
-    return status.st_gid == gid and mode & _DIRECTORY_BITS == _DIRECTORY_BITS
 
 
 class _Entered:
@@ -220,7 +218,10 @@ class _Walk:
             raise self._damaged(directory.st_ino, why)
         if self._entered.add(directory.st_ino):
             return True
-        if self._entered.is_complete and _latest_ns(directory) < self._began_ns:
+        latest_ns = directory.st_ctime_ns
+        if latest_ns % _SECOND_NS == 0:  # an ext4 with small inodes keeps whole seconds
+            latest_ns += _SECOND_NS
+        if self._entered.is_complete and latest_ns < self._began_ns:
             raise self._damaged(directory.st_ino, "more than one name leads to it")
         self.has_met_again = True
         return False
@@ -232,13 +233,6 @@ class _Walk:
             why=why,
             hint="take a copy, then repair the filesystem by hand (ext4: `e2fsck -f`)",
         )
-
-
-def _latest_ns(file: os.stat_result) -> int:
-    """The latest time of its last change: an ext4 with small inodes keeps whole seconds."""
-    second_ns = 1_000_000_000
-    is_whole = file.st_ctime_ns % second_ns == 0
-    return file.st_ctime_ns + second_ns if is_whole else file.st_ctime_ns
 
 
 def _moved() -> errors.OperationPending:

@@ -173,7 +173,11 @@ class KernelRbd:
             if not _PLAIN.fullmatch(word):
                 raise errors.InvalidRequest(f"the kernel does not take {word!r}")
         with thread_key("ceph", key, _secret(login.key)), host_network():
-            self._add(image, " ".join(words).encode())
+            try:
+                self.write(self._entry("add"), " ".join(words).encode())
+            except OSError as err:
+                # not chained: the line has no secret, and still belongs in no traceback
+                raise KernelRefusesImage(str(image), err.errno or 0) from None
         mapping = self.find(image)
         if mapping is None:
             raise KernelRefusesImage(str(image), errno.ENODEV)
@@ -212,13 +216,6 @@ class KernelRbd:
     @property
     def _mark(self) -> str:
         return f"{_KEY}{hashlib.sha256(self.owner.encode()).hexdigest()[:12]}."
-
-    def _add(self, image: NetworkImage, line: bytes) -> None:
-        try:
-            self.write(self._entry("add"), line)
-        except OSError as err:
-            # not chained: the line has no secret, and still belongs in no traceback
-            raise KernelRefusesImage(str(image), err.errno or 0) from None
 
     def _entry(self, name: str) -> str:
         single = f"{self.bus}/{name}_single_major"

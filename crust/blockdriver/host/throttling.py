@@ -56,7 +56,11 @@ class Throttle:
         if self._hierarchy is None:
             self.look()
         if self._hierarchy is None:
-            raise CannotThrottle(_why_none())
+            for mount in mountinfo.read_all():
+                if mount.fs_type == "cgroup" and "blkio" in mount.super_options:
+                    why = f"this host limits I/O by control groups v1 ({mount.target}); only v2 can limit all pods"
+                    raise CannotThrottle(why)
+            raise CannotThrottle("no control group hierarchy with the io controller is mounted")
         with syscalls.translating("cannot look for control groups"):
             why = self._hierarchy.obstacle()
         if why:
@@ -95,10 +99,3 @@ def _hierarchy(groups: tuple[str, ...]) -> IoMax | None:
             if "io" in controllers.split():
                 return IoMax(mount.target, groups)
     return None
-
-
-def _why_none() -> str:
-    for mount in mountinfo.read_all():
-        if mount.fs_type == "cgroup" and "blkio" in mount.super_options:
-            return f"this host limits I/O by control groups v1 ({mount.target}); only v2 can limit all pods"
-    return "no control group hierarchy with the io controller is mounted"
