@@ -19,7 +19,7 @@ from crust.blockdriver.engines.pool_access import RecordKind
 from crust.blockdriver.engines.protocol import Engine
 from crust.blockdriver.host import throttling
 from crust.blockdriver.node.io_limits import IoLimits
-from crust.blockdriver.node.node_expand import ImageGrowth, NodeExpand
+from crust.blockdriver.node.node_expand import NodeExpand
 from crust.blockdriver.node.node_stage import FilesystemPreparation, NodeStage
 from crust.blockdriver.node.node_stats import NodeStats
 from crust.blockdriver.node.node_unpublish import NodeUnpublish, NodeUnstage
@@ -141,33 +141,11 @@ def build(  # noqa: PLR0913 - one per setting
         health_check=health_check,
         modifier=modifier,
     )
-    locks = ToolLocks(engine.tool_locks or Path(run_dir) / "tools.lock")
-    grow_image = modifier.grow_image if role.node_deployment else None
-    return Driver(
-        name=volumes.DriverName(name),
-        role=role,
-        stores=stores,
-        identity=Identity(name, provisioning, role, stores.running),
-        controller=controller,
-        node=_node(controller, io_limits, locks, target_roots, grow_image),
-        workers=threads,
-        pool_name=pool_name,
-    )
-
-
-def _node(
-    controller: Controller,
-    io_limits: IoLimits,
-    tool_locks: ToolLocks,
-    target_roots: tuple[str, ...],
-    grow_image: ImageGrowth | None,
-) -> Node:
-    """The node part, on the stores of the controller part."""
-    role, stores, health_check = controller.role, controller.stores, controller.health_check
+    tool_locks = ToolLocks(engine.tool_locks or Path(run_dir) / "tools.lock")
     preparation = FilesystemPreparation(stores, tool_locks)
     host_image = HostImage(stores, io_limits, preparation)
-    node_expand = NodeExpand(stores, grow_image)
-    return Node(
+    node_expand = NodeExpand(stores, modifier.grow_image if role.node_deployment else None)
+    node = Node(
         role=role,
         stores=stores,
         io_limits=io_limits,
@@ -179,7 +157,17 @@ def _node(
         node_expand=node_expand,
         node_stats=NodeStats(stores, health_check, role.tells_condition),
         health_check=health_check,
-        calls=controller.calls,
+        calls=calls,
+    )
+    return Driver(
+        name=volumes.DriverName(name),
+        role=role,
+        stores=stores,
+        identity=Identity(name, provisioning, role, stores.running),
+        controller=controller,
+        node=node,
+        workers=threads,
+        pool_name=pool_name,
     )
 
 

@@ -101,7 +101,15 @@ class PoolWatch:
                 await self._open()
         except errors.CrustError as error:
             problem = self._named(error)
-        self._tell(problem)
+        stands_by = isinstance(problem, ControllerStandsBy)
+        if stands_by and not self._stands_by:
+            _log.info("this controller stands by", extra={"error": problem})
+        self._stands_by = stands_by
+        metrics.pool_open.labels(self.driver.shown).set(1 if problem is None or stands_by else 0)
+        if problem is not None:
+            metrics.forget_pool(self.driver.shown)
+        self._health.report(self.part, None if stands_by else problem, is_fatal=False)
+        self.driver.identity.problem = problem
         if isinstance(problem, ControllerReplaced):
             self._end(problem)
         if problem is not None and self._is_open:
@@ -167,14 +175,3 @@ class PoolWatch:
         )
         named.__cause__ = error
         return named
-
-    def _tell(self, problem: errors.CrustError | None) -> None:
-        stands_by = isinstance(problem, ControllerStandsBy)
-        if stands_by and not self._stands_by:
-            _log.info("this controller stands by", extra={"error": problem})
-        self._stands_by = stands_by
-        metrics.pool_open.labels(self.driver.shown).set(1 if problem is None or stands_by else 0)
-        if problem is not None:
-            metrics.forget_pool(self.driver.shown)
-        self._health.report(self.part, None if stands_by else problem, is_fatal=False)
-        self.driver.identity.problem = problem

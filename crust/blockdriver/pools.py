@@ -14,7 +14,7 @@ one pool. A driver of one pool takes the same way.
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
 from types import SimpleNamespace
-from typing import Any, TypeGuard
+from typing import Any
 
 from google.protobuf.message import Message
 
@@ -88,10 +88,12 @@ class Pools:
         """Ready while one pool is: sidecars wait for a driver that is not, with all pools."""
         probes = (watch.driver.identity.Probe(request, call) for watch in self._watches.values())
         answers = await asyncio.gather(*probes, return_exceptions=True)
-        first = next(filter(_is_ready, answers), answers[0])
-        if isinstance(first, BaseException):
-            raise first
-        return first
+        for answer in answers:
+            if isinstance(answer, csi_pb2.ProbeResponse) and answer.ready.value:
+                return answer
+        if isinstance(answers[0], BaseException):
+            raise answers[0]
+        return answers[0]
 
     async def GetCapacity(
         self, request: csi_pb2.GetCapacityRequest, call: Call
@@ -271,7 +273,3 @@ def _id_of(entry: Any) -> str:
         return str(entry.snapshot.snapshot_id)
     is_health = isinstance(entry, csi_pb2.VolumeHealth)
     return str(entry.volume_id if is_health else entry.volume.volume_id)
-
-
-def _is_ready(answer: csi_pb2.ProbeResponse | BaseException) -> TypeGuard[csi_pb2.ProbeResponse]:
-    return isinstance(answer, csi_pb2.ProbeResponse) and answer.ready.value

@@ -24,7 +24,7 @@ from crust.blockdriver.pool_watch import PoolWatch
 from crust.blockdriver.pools import Pools
 from crust.blockdriver.records.node_state import AttachSlots
 from crust.blockdriver.services.roles import Role
-from crust.blockdriver.settings import LOCAL_ENGINES, DriverSettings
+from crust.blockdriver.settings import DEFAULT_POOL, LOCAL_ENGINES, DriverSettings
 from crust.core import errors, metrics, volumes
 from crust.core.settings.program import KubernetesAccess
 from crust.core.supervised import supervised
@@ -114,31 +114,25 @@ async def _pool(driver: Driver, daemon: Daemon, wait_s: float | None) -> AsyncIt
         threads = WorkerWatch(driver.workers, driver.stores.running, daemon.health, is_fatal=False)
         await stack.enter_async_context(threads.running())  # ends when all operations have ended
         with driver.workers.used():  # the tasks that start here use them too
-            watch = await _opened(driver, daemon, wait_s, stack)
+            watch = PoolWatch(driver, daemon.health, daemon.end)
+            # its users close before another process may write
+            stack.push_async_callback(driver.node.io_limits.guests.close)
+            stack.push_async_callback(watch.let_go)
+            stack.push_async_callback(driver.stores.running.drain)
+            stack.push_async_callback(watch.stop)
+            looking = supervised(
+                "looks for the pool", watch.keep_looking, daemon.health, of=driver.shown
+            )
+            await stack.enter_async_context(looking)
+            await asyncio.wait([watch.looked], timeout=wait_s)
+            if watch.problem is not None and isinstance(watch.problem.__cause__, locks.LockHeld):
+                raise watch.problem.__cause__
         metrics.export_snapshots(driver.shown, driver.count_snapshots)
         metrics.export(*metrics.DRIVER)
         metrics.export_operations(f"driver {driver.shown}", driver.stores.running.running)
         metrics.export_workers(f"driver {driver.shown}", lambda: driver.workers.load)
         daemon.readiness.append(lambda: daemon.health.problems.get(watch.part))
         yield watch
-
-
-async def _opened(
-    driver: Driver, daemon: Daemon, wait_s: float | None, owned: AsyncExitStack
-) -> PoolWatch:
-    """Open the pool if it is present; its users close before another process may write."""
-    watch = PoolWatch(driver, daemon.health, daemon.end)
-    owned.push_async_callback(driver.node.io_limits.guests.close)
-    owned.push_async_callback(watch.let_go)
-    owned.push_async_callback(driver.stores.running.drain)
-    owned.push_async_callback(watch.stop)
-    await owned.enter_async_context(
-        supervised("looks for the pool", watch.keep_looking, daemon.health, of=driver.shown)
-    )
-    await asyncio.wait([watch.looked], timeout=wait_s)
-    if watch.problem is not None and isinstance(watch.problem.__cause__, locks.LockHeld):
-        raise watch.problem.__cause__
-    return watch
 
 
 async def check_host(settings: DriverSettings) -> None:
@@ -150,33 +144,27 @@ async def check_host(settings: DriverSettings) -> None:
 def driver_of(settings: DriverSettings, connect: Callable[[str], Port] = SocketPort) -> Driver:
     """The driver that the settings describe, composed without I/O; `connect` leads to the proxy's Runtime API."""
     slots = AttachSlots(settings.node_id, settings.max_volumes)
-    default, *further = (
-        _driver_of_pool(own, name, slots, connect) for name, own in settings.by_pool().items()
-    )
-    return replace(default, further={driver.pool_name: driver for driver in further})
-
-
-def _driver_of_pool(
-    settings: DriverSettings, pool_name: str, slots: AttachSlots, connect: Callable[[str], Port]
-) -> Driver:
-    is_shared = settings.engine not in LOCAL_ENGINES
-    return build(
-        engine=_ENGINES[settings.engine](settings),
-        role=Role(settings.mode, settings.node_deployment, is_shared, settings.csi_profile),
-        run_dir=settings.run_dir,
-        node_id=settings.node_id,
-        name=settings.driver_name,
-        target_roots=settings.target_roots,
-        overcommit=settings.overcommit,
-        pool_low_percent=settings.pool_low_percent,
-        thick=settings.provisioning == "thick",
-        reserve_snapshots=settings.reserve_snapshots,
-        max_snapshots_per_volume=settings.max_snapshots_per_volume,
-        attach_slots=slots,
-        runtime_guests=guests.Guests(settings.runtime_socket, connect),
-        io_cgroup=settings.io_cgroup,
-        pool_name=pool_name,
-    )
+    drivers = {}
+    for name, own in settings.by_pool().items():
+        is_shared = own.engine not in LOCAL_ENGINES
+        drivers[name] = build(
+            engine=_ENGINES[own.engine](own),
+            role=Role(own.mode, own.node_deployment, is_shared, own.csi_profile),
+            run_dir=own.run_dir,
+            node_id=own.node_id,
+            name=own.driver_name,
+            target_roots=own.target_roots,
+            overcommit=own.overcommit,
+            pool_low_percent=own.pool_low_percent,
+            thick=own.provisioning == "thick",
+            reserve_snapshots=own.reserve_snapshots,
+            max_snapshots_per_volume=own.max_snapshots_per_volume,
+            attach_slots=slots,
+            runtime_guests=guests.Guests(own.runtime_socket, connect),
+            io_cgroup=own.io_cgroup,
+            pool_name=name,
+        )
+    return replace(drivers.pop(DEFAULT_POOL), further=drivers)
 
 
 def _rbd(settings: DriverSettings) -> Engine:
@@ -244,8 +232,16 @@ async def run_driver(settings: DriverSettings) -> None:
     async with (
         _declared_gone(driver.name, settings.kubernetes) as nodes,
         serving as daemon,
-        _fencing(driver, nodes, daemon),
+        AsyncExitStack() as stack,
     ):
+        if nodes is not None:
+            fencing = driver.stores.engine.fencing
+            assert fencing is not None, "checked with the settings"
+            metrics.export(*metrics.FENCING)
+            work = partial(keep_fencing, fencing, nodes, driver.stores.volume_records.ids)
+            fencing_loop = supervised("fencing of lost nodes", work, daemon.health)
+            with driver.workers.used():  # the task that starts here uses them
+                await stack.enter_async_context(fencing_loop)
         if driver.role.has_node:
             await start_questions.report(start_questions.ON_NODE, daemon.health)
         await daemon.forever()
@@ -264,20 +260,3 @@ async def _declared_gone(
         yield partial(out_of_service, client, driver_name)
     finally:
         await client.close()
-
-
-@asynccontextmanager
-async def _fencing(driver: Driver, nodes: NodesGone | None, daemon: Daemon) -> AsyncIterator[None]:
-    """Cut off the nodes that Kubernetes declares gone while the block runs."""
-    if nodes is None:
-        yield
-        return
-    fencing = driver.stores.engine.fencing
-    assert fencing is not None, "checked with the settings"
-    metrics.export(*metrics.FENCING)
-    work = partial(keep_fencing, fencing, nodes, driver.stores.volume_records.ids)
-    async with AsyncExitStack() as stack:
-        fencing_loop = supervised("fencing of lost nodes", work, daemon.health)
-        with driver.workers.used():  # the task that starts here uses them
-            await stack.enter_async_context(fencing_loop)
-        yield

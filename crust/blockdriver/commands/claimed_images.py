@@ -41,7 +41,15 @@ def listed(access: PoolAccess) -> None:
     """Print the claims, one line each."""
     with access.opened("cannot list the claims") as (_, ioctx):
         for image in sorted(claim_object.images(ioctx)):
-            _print(image, claim_object.read(ioctx, image).claims)
+            claims = claim_object.read(ioctx, image).claims
+            for claim in (*claims.holders, *claims.ended):
+                address = claim.address or "not opened yet"
+                holder = "krbd" if claim.is_host else f"sandbox {claim.sandbox}"
+                state = " ended, to be cut off" if claim in claims.ended else ""
+                click.echo(
+                    f"{image}  {claims.mode.value}  node {claim.node}  {holder}  {address}  "
+                    f"since {claim.claimed_at}{state}"
+                )
 
 
 def fenced(access: PoolAccess, node: str, image: str, *, even_if_connected: bool) -> int:
@@ -82,14 +90,3 @@ def capabilities(access: PoolAccess, image: str) -> None:
         ) as opened,
     ):
         click.echo(pool.capabilities(opened.ioctx, access.pool, access.namespace, image))
-
-
-def _print(image: str, claims: claim_object.Claims) -> None:
-    for claim in (*claims.holders, *claims.ended):
-        address = claim.address or "not opened yet"
-        holder = "krbd" if claim.is_host else f"sandbox {claim.sandbox}"
-        state = " ended, to be cut off" if claim in claims.ended else ""
-        click.echo(
-            f"{image}  {claims.mode.value}  node {claim.node}  {holder}  {address}  "
-            f"since {claim.claimed_at}{state}"
-        )

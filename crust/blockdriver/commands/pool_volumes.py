@@ -97,10 +97,11 @@ async def delete(run_dir: str, name: str, *, is_confirmed: bool) -> None:
         )
     (volume,) = matching
     if volume.state != "unused":
+        users = [f"pod {pod}" for pod in volume.pods] + [f"node {node}" for node in volume.nodes]
         raise errors.NotReady.named(
             "VolumeNotUnused",
             f"{name} is not deleted",
-            why=f"it is {volume.state}, for {_users(volume)}",
+            why=f"it is {volume.state}, for {', '.join(users) or 'the reason in its message'}",
             hint="delete the pod; where a kubelet forgot it, `crust gc`",
         )
     if not is_confirmed:
@@ -119,12 +120,6 @@ async def delete(run_dir: str, name: str, *, is_confirmed: bool) -> None:
             request, timeout=TIMEOUT_S, metadata=daemon_calls.WITH_ERROR_INFO
         )
     click.echo(f"deleted {volume.volume_id}")
-
-
-def _users(volume: PoolVolume) -> str:
-    pods = [f"pod {pod}" for pod in volume.pods]
-    nodes = [f"node {node}" for node in volume.nodes]
-    return ", ".join((*pods, *nodes)) or "the reason in its message"
 
 
 async def _pools(proxy: Stub, driver: str = "") -> tuple[list[views.DriverRow], list[PoolVolume]]:
