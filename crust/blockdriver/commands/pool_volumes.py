@@ -147,10 +147,15 @@ async def _volumes(
 def _row(driver: str, listed: pool_pb2.PoolVolume, entry: views.VolumeRow | None) -> PoolVolume:
     pod_names = {entry.target_path: entry.pod} if entry is not None else {}
     pods = [pod_names.get(target) or views.pod_of(target) for target in listed.targets]
+    state = "attached" if listed.nodes else "unused"
+    if entry is not None:
+        state = entry.state
+    elif listed.targets:
+        state = "on-host"
     return PoolVolume(
         pv=listed.name,
         pods=tuple(dict.fromkeys(filter(None, pods))),
-        state=_state(listed, entry),
+        state=state,
         size_bytes=listed.capacity_bytes,
         nodes=tuple(listed.nodes),
         volume_id=listed.volume_id,
@@ -159,16 +164,6 @@ def _row(driver: str, listed: pool_pb2.PoolVolume, entry: views.VolumeRow | None
         message=listed.problem or (entry.message if entry else ""),
         pool=listed.pool,
     )
-
-
-def _state(listed: pool_pb2.PoolVolume, entry: views.VolumeRow | None) -> str:
-    if entry is not None:
-        return entry.state
-    if listed.targets:
-        return "on-host"
-    if listed.nodes:
-        return "attached"
-    return "unused"
 
 
 def shown(drivers: Sequence[views.DriverRow], volumes: list[PoolVolume]) -> show.Shown:

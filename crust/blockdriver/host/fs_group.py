@@ -122,13 +122,6 @@ class _Level:
             os.close(self.fd)
             self.fd = -1
 
-    def open_again(self, child: int) -> None:
-        """Open it as the parent of `child`, if it still is the parent."""
-        self.fd = os.open("..", _OPEN, dir_fd=child)
-        self.names, self.is_passing = os.scandir(self.fd), True
-        if _inode(self.fd) != self.inode:
-            raise _moved()
-
 
 class _Walk:
     """One walk over the tree of a filesystem of `size_bytes`."""
@@ -174,8 +167,12 @@ class _Walk:
             if not self._levels:
                 return  # the root, which the caller changes last
             _change_directory(level.fd, os.fstat(level.fd), self._gid)
-            if self._levels[-1].fd < 0:
-                self._levels[-1].open_again(level.fd)
+            parent = self._levels[-1]
+            if parent.fd < 0:
+                parent.fd = os.open("..", _OPEN, dir_fd=level.fd)
+                parent.names, parent.is_passing = os.scandir(parent.fd), True
+                if _inode(parent.fd) != parent.inode:
+                    raise _moved()
         finally:
             level.close()
 

@@ -35,23 +35,16 @@ async def check_filesystem(
 
     ext4: `e2fsck -p` unless the superblock says clean, or all of it is to be checked, `completely`. xfs and btrfs:
     only the superblock is read, because their mount replays the log, and xfs_repair refuses a log that is not
-    replayed. e2fsck has the descriptors `inherits` open. Raises `FilesystemNeedsRepair` and `FilesystemCheckFailed`,
-    after which nothing may mount it writable.
+    replayed. e2fsck has the descriptors `inherits` open. Raises `DeviceInUse`, and `FilesystemNeedsRepair` and
+    `FilesystemCheckFailed`, after which nothing may mount it writable.
     """
     superblock = await workers.run(superblocks.read, path, fs_type)
-    if fs_type == "ext4" and completely:
-        return await _e2fsck(path, ["-f", "-p"], inherits)
-    return not superblock.clean and await _e2fsck(path, ["-p"], inherits)
-
-
-async def _e2fsck(path: str, options: Sequence[str], inherits: Sequence[int]) -> bool:
-    """Run e2fsck; whether it corrected anything.
-
-    Raises `DeviceInUse`, `FilesystemNeedsRepair`, `FilesystemCheckFailed`.
-    """
+    is_whole = fs_type == "ext4" and completely
+    if superblock.clean and not is_whole:
+        return False
     # Of the status, bit 1 is "corrected" and bit 4 "left as it is"; from 8 on e2fsck itself failed, which is not
     # "clean", as callers of fsck(8) often believe.
-    program = ["e2fsck", *options, confined.DEVICE]
+    program = ["e2fsck", *(["-f"] if is_whole else []), "-p", confined.DEVICE]
     completed = await confined.run_confined(
         program,
         device=path,

@@ -172,7 +172,11 @@ class KernelRbd:
         for word in filter(None, named):  # the kernel splits the line by spaces and commas
             if not _PLAIN.fullmatch(word):
                 raise errors.InvalidRequest(f"the kernel does not take {word!r}")
-        with thread_key("ceph", key, _secret(login.key)), host_network():
+        try:
+            secret = base64.b64decode(login.key, validate=True)
+        except binascii.Error:
+            raise errors.Refused("the key of a user of Ceph is not base64") from None
+        with thread_key("ceph", key, secret), host_network():
             try:
                 self.write(self._entry("add"), " ".join(words).encode())
             except OSError as err:
@@ -302,13 +306,6 @@ def host_network() -> Iterator[None]:
 def _is_first() -> bool:
     with syscalls.translating("cannot look at the network namespaces"):
         return os.path.samefile(_OWN, _FIRST)
-
-
-def _secret(key: str) -> bytes:
-    try:
-        return base64.b64decode(key, validate=True)
-    except binascii.Error:
-        raise errors.Refused("the key of a user of Ceph is not base64") from None
 
 
 THIS_HOST = KernelRbd()

@@ -5,7 +5,7 @@ path, and every caller gets an answer in time. A raw volume has only a size. A g
 and the shim asks it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from crust.blockdriver.host import device_mounts
 from crust.blockdriver.host import usage as host_usage
@@ -86,9 +86,14 @@ class NodeStats:
         place = self._find(look)
         if place.is_raw:
             total = volumes.VolumeUsage(volumes.UsageUnit.BYTES, place.size_bytes, 0, 0)
-            return volumes.VolumeStats((total,), self._condition(place))
-        usage = host_usage.measure(place.mount.target).usage
-        return volumes.VolumeStats(usage, self._condition(place))
+            stats = volumes.VolumeStats((total,))
+        else:
+            stats = host_usage.measure(place.mount.target)
+        if not self.tells_condition:
+            return stats
+        if problem := _problem(place):
+            return replace(stats, condition=volumes.VolumeCondition(abnormal=True, message=problem))
+        return replace(stats, condition=self.health_check.of(place.record).condition)
 
     def _find(self, look: Look) -> _Place:
         record = self.stores.volume_records.load(look.volume_id)
@@ -108,13 +113,6 @@ class NodeStats:
             raise NotPublishedAtPath(look.volume_id, look.path.text)
         is_raw = device_mounts.is_node(mount, device)
         return _Place(record, attachment.size_bytes, mount, is_raw)
-
-    def _condition(self, place: _Place) -> volumes.VolumeCondition | None:
-        if not self.tells_condition:
-            return None
-        if problem := _problem(place):
-            return volumes.VolumeCondition(abnormal=True, message=problem)
-        return self.health_check.of(place.record).condition
 
 
 def _problem(place: _Place) -> str:
