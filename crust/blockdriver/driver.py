@@ -196,7 +196,6 @@ class Driver:
 
     @property
     def shown(self) -> str:
-        """The driver and its pool, as `shown`."""
         return shown(self.name, self.pool_name)
 
     async def finish_changes(self) -> None:

@@ -121,7 +121,6 @@ class PoolWatch:
         return problem
 
     async def stop(self) -> None:
-        """End the background tasks."""
         await self._tasks.aclose()
 
     async def let_go(self) -> None:

@@ -268,7 +268,6 @@ def _pool_ids(request: Message) -> Iterator[str]:
 
 
 def _id_of(entry: Any) -> str:
-    """The id of an entry of a list."""
     if isinstance(entry, csi_pb2.ListSnapshotsResponse.Entry):
         return str(entry.snapshot.snapshot_id)
     is_health = isinstance(entry, csi_pb2.VolumeHealth)

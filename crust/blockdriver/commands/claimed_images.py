@@ -38,7 +38,6 @@ class PoolAccess:
 
 
 def listed(access: PoolAccess) -> None:
-    """Print the claims, one line each."""
     with access.opened("cannot list the claims") as (_, ioctx):
         for image in sorted(claim_object.images(ioctx)):
             claims = claim_object.read(ioctx, image).claims

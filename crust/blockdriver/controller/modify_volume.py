@@ -217,7 +217,6 @@ class EnforcedByStorage:
         """The storage takes every limit."""
 
     def set_on_host(self, volume_id: volumes.VolumeId, limits: volumes.IoLimits) -> None:
-        """Set them in the storage."""
         self.limits.set_limits(volume_id, limits)
 
     async def set_in_guests(

@@ -116,7 +116,6 @@ class _Level:
         """Whether the names up to `followed` come for the second time."""
 
     def close(self) -> None:
-        """Close the directory, if it is open."""
         if self.fd >= 0:
             self.names.close()
             os.close(self.fd)

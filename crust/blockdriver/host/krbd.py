@@ -213,7 +213,6 @@ class KernelRbd:
         return volumes.BlockSource(path, devices.identify(path))
 
     def size_bytes(self, mapping: Mapping) -> int:
-        """The device's size."""
         with syscalls.translating(f"cannot look at the mapping {mapping.number}"):
             return int(syscalls.read_attribute(f"{self.bus}/devices/{mapping.number}/size"))
 

@@ -100,7 +100,6 @@ class StoredRecord(pydantic.BaseModel):
 
     @property
     def summary(self) -> Summary:
-        """The part that stays in memory."""
         return Summary()
 
     @classmethod
@@ -178,7 +177,6 @@ class Limits(pydantic.BaseModel):
 
     @classmethod
     def of(cls, value: volumes.IoLimits) -> Self:
-        """The record's form of `value`."""
         return cls(**asdict(value))
 
     @property
@@ -212,13 +210,11 @@ class VolumeRecord(StoredRecord):
 
     @property
     def summary(self) -> Summary:
-        """Its size, its kind and its nodes."""
         nodes = tuple(node.node_id for node in self.nodes)
         return Summary(capacity_bytes=self.capacity_bytes, thick=self.thick, nodes=nodes)
 
     @classmethod
     def missing(cls, record_id: str, path: str) -> errors.CrustError:
-        """There is no such volume."""
         return VolumeNotFound(record_id)
 
 

@@ -105,8 +105,6 @@ class Published(pydantic.BaseModel):
 
 
 class NodeFile(pydantic.BaseModel):
-    """The file of a volume."""
-
     model_config = models.PART
 
     version: Annotated[int, pydantic.Field(alias="schema")] = SCHEMA
@@ -215,7 +213,6 @@ class NodeState:
         return tuple(entry for entry in entries if entry.deferred or _is_mounted(entry, device))
 
     def deferred_targets(self, volume_id: volumes.VolumeId) -> tuple[volumes.TargetPath, ...]:
-        """The targets of the volume's deferred publishes."""
         entries = self.of(volume_id).publishes
         return tuple(volumes.TargetPath(entry.target) for entry in entries if entry.deferred)
 

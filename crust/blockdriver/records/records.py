@@ -45,7 +45,6 @@ class Index:
         self._snapshots_of: Counter[str] = Counter()
 
     def clear(self) -> None:
-        """Remove all entries."""
         with self._guard:
             self._ids.clear()
             self._summaries.clear()
@@ -120,7 +119,6 @@ class Index:
             return self._snapshots_of[volume_id]
 
     def on_node(self, node_id: str) -> frozenset[volumes.VolumeId]:
-        """The volumes that are published to a node."""
         with self._guard:
             return frozenset(self._on_node.get(node_id, ()))
 

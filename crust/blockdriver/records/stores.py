@@ -17,8 +17,6 @@ from crust.core import operations
 
 @dataclass(frozen=True, slots=True)
 class Stores:
-    """The shared parts of a driver."""
-
     node_id: str
     segment: str
     """The value of this node's topology segment; empty if every node reaches the pool."""

@@ -132,7 +132,6 @@ class Controller(SnapshotCalls):
     async def ControllerGetVolume(
         self, request: csi_pb2.ControllerGetVolumeRequest, call: Call
     ) -> csi_pb2.ControllerGetVolumeResponse:
-        """One entry of the list."""
         volume_id = csi.volume_id(request.volume_id)
         listed = await self.calls.read(volume_id, lambda: self.lister.get(volume_id), call)
         response = csi_pb2.ControllerGetVolumeResponse()
@@ -153,7 +152,6 @@ class Controller(SnapshotCalls):
     async def ControllerGetVolumeHealth(
         self, request: csi_pb2.ControllerGetVolumeHealthRequest, call: Call
     ) -> csi_pb2.ControllerGetVolumeHealthResponse:
-        """CSI 1.13."""
         self.role.require("1.13")
         volume_id = csi.volume_id(request.volume_id)
         volume_health = await self.calls.read(
@@ -259,7 +257,6 @@ class Controller(SnapshotCalls):
         return csi_pb2.ControllerModifyVolumeResponse()
 
     def _volume(self, record: VolumeRecord) -> csi_pb2.Volume:
-        """A volume, and its topology."""
         pb = csi_pb2.Volume(
             volume_id=record.volume_id,
             capacity_bytes=record.capacity_bytes,
@@ -291,7 +288,6 @@ class Controller(SnapshotCalls):
 
 
 def _source(pb: csi_pb2.VolumeContentSource) -> content_source.SourceRequest:
-    """CreateVolume's volume_content_source. Raises `csi.MissingField`."""
     kind = pb.WhichOneof("type")
     if kind == "snapshot":
         snapshot_id = csi.required(pb.snapshot.snapshot_id, "snapshot_id")

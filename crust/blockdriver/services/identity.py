@@ -19,8 +19,6 @@ _PROBE_TIMEOUT_S = 1.5
 
 @dataclass(slots=True)
 class Identity:
-    """The Identity service."""
-
     _name: str
     _provisioning: Provisioning
     _role: Role

@@ -48,8 +48,6 @@ _KEPT = (deferral_keys.PASSPHRASE, deferral_keys.USER_ID, deferral_keys.USER_KEY
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """The Node service."""
-
     role: Role
     stores: Stores
     io_limits: IoLimits
@@ -274,7 +272,6 @@ class Node:
 def _kept_secrets(
     request: csi_pb2.NodeStageVolumeRequest | csi_pb2.NodePublishVolumeRequest,
 ) -> dict[str, str]:
-    """The secrets of a request that a publish needs."""
     return {key: request.secrets[key] for key in _KEPT if request.secrets.get(key)}
 
 

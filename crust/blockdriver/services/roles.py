@@ -68,12 +68,10 @@ class Role:
 
     @property
     def has_controller(self) -> bool:
-        """Whether the controller's services are served."""
         return self.mode != "node"
 
     @property
     def has_node(self) -> bool:
-        """Whether the Node service is served."""
         return self.mode != "controller"
 
     @property

@@ -48,7 +48,6 @@ class _Blocks:
 
     @property
     def in_message(self) -> int:
-        """The most blocks in a message."""
         return min(self.max_results or PIECE_MAX, PIECE_MAX)
 
     @property
@@ -105,7 +104,6 @@ class SnapshotCalls:
         )
 
     async def _snapshot(self, snapshot_id: str, call: Call) -> tuple[SnapshotSet, Snapshot]:
-        """A snapshot and its set; raises SnapshotNotFound."""
         return await self.calls.read(snapshot_id, lambda: self.snapshots.find(snapshot_id), call)
 
     async def ListSnapshots(
@@ -173,7 +171,6 @@ class SnapshotCalls:
     async def GroupControllerGetCapabilities(
         self, request: csi_pb2.GroupControllerGetCapabilitiesRequest, call: Call
     ) -> csi_pb2.GroupControllerGetCapabilitiesResponse:
-        """All of the service's capabilities."""
         rpc = csi_pb2.GroupControllerServiceCapability.RPC
         capability = csi_pb2.GroupControllerServiceCapability(
             rpc=rpc(type=rpc.CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT)

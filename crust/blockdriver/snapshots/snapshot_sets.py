@@ -263,7 +263,6 @@ def image_of(snapshot: Snapshot) -> Image:
 
 
 def images_of(kept: SnapshotSet) -> list[Image]:
-    """The snapshots of a set in the engine's terms."""
     return [image_of(snapshot) for snapshot in kept.snapshots]
 
 
