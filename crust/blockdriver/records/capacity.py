@@ -170,38 +170,30 @@ class PoolCapacity:
         ]
         unknown = (*self._index.unreadable(), *without_record)
         unknown_bytes = sum(map(self._provisioning.image_bytes, unknown))
-        space = self._provisioning.space()
-        seen = _Seen(space, unknown_bytes, aside)
-        with self._guard:
-            left, thin = self._left_and_thin(seen)
-            missing = math.ceil(thin / self._overcommit) - left
-            missing -= space.spare_bytes + space.unseen_bytes
-            if self._overcommit > 1 and thin:  # they may fail with less written than was promised
-                missing = max(missing, space.spare_bytes - space.free_bytes)
-            self.missing_bytes = max(missing, 0)
-        return seen
+        return _Seen(self._provisioning.space(), unknown_bytes, aside)
 
     def _free_bytes(
         self, seen: "_Seen", *, thick: bool = False, without: str = "", taken_bytes: int = 0
     ) -> int:
-        """The free capacity. A set of snapshots that it is `without` has none set aside, and its `taken_bytes` are
-        blocks that were free.
+        """The free capacity, and what thin volumes lack. A set of snapshots that it is `without` has none set aside,
+        and its `taken_bytes` are blocks that were free.
         """
-        # a set that was committed since the look has its blocks in no snapshot of the look
-        aside_of = seen.aside | self._aside
-        aside = sum(size for set_id, size in aside_of.items() if set_id != without)
-        left, thin = self._left_and_thin(seen)
-        for_thin = int(left * self._overcommit) - thin
-        unreserved = left - math.ceil(thin / self._overcommit) if thick else for_thin
-        usable = seen.space.free_bytes - seen.space.spare_bytes
-        return max(min(usable + taken_bytes, unreserved) - aside, 0)
-
-    def _left_and_thin(self, seen: "_Seen") -> tuple[int, int]:
-        """What is left for thin volumes, and what is reserved for them."""
         space = seen.space
         left = space.free_bytes + space.own_bytes - space.spare_bytes - space.snapshot_bytes
         left -= self._index.reserved_bytes(self._pending_thick, thick=True)
-        return left, self._index.reserved_bytes(self._pending) + seen.unknown_bytes
+        thin = self._index.reserved_bytes(self._pending) + seen.unknown_bytes
+        unreserved = left - math.ceil(thin / self._overcommit)
+        missing = -unreserved - space.spare_bytes - space.unseen_bytes
+        if self._overcommit > 1 and thin:  # they may fail with less written than was promised
+            missing = max(missing, space.spare_bytes - space.free_bytes)
+        self.missing_bytes = max(missing, 0)
+        if not thick:
+            unreserved = int(left * self._overcommit) - thin
+        # a set that was committed since the look has its blocks in no snapshot of the look
+        aside_of = seen.aside | self._aside
+        aside = sum(size for set_id, size in aside_of.items() if set_id != without)
+        usable = space.free_bytes - space.spare_bytes
+        return max(min(usable + taken_bytes, unreserved) - aside, 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ import dataclasses
 import itertools
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from functools import partial
+from typing import TypeVar
 
 from crust.blockdriver.controller import list_volumes, topology
 from crust.blockdriver.host.extents import Extent
@@ -31,6 +32,7 @@ from crust.wire.csi.v1 import csi_pb2
 
 _SIDECARS = "csi.storage.k8s.io/"
 _NS = 1_000_000_000
+M = TypeVar("M", csi_pb2.GetMetadataAllocatedResponse, csi_pb2.GetMetadataDeltaResponse)
 PIECE_MAX = 4096
 """The most blocks in one message, also without a limit in the request."""
 PART = PIECE_MAX
@@ -234,12 +236,9 @@ class SnapshotCalls:
             record.size_bytes,
             request.max_results,
         )
-        async for piece in self._pieces(blocks, request.starting_offset, call):
-            yield csi_pb2.GetMetadataAllocatedResponse(
-                block_metadata_type=csi_pb2.VARIABLE_LENGTH,
-                volume_capacity_bytes=record.size_bytes,
-                block_metadata=piece,
-            )
+        kind, start = csi_pb2.GetMetadataAllocatedResponse, request.starting_offset
+        async for message in self._messages(kind, blocks, start, call):
+            yield message
 
     async def GetMetadataDelta(
         self, request: csi_pb2.GetMetadataDeltaRequest, call: Call
@@ -267,16 +266,13 @@ class SnapshotCalls:
             target.size_bytes,
             request.max_results,
         )
-        async for piece in self._pieces(blocks, request.starting_offset, call):
-            yield csi_pb2.GetMetadataDeltaResponse(
-                block_metadata_type=csi_pb2.VARIABLE_LENGTH,
-                volume_capacity_bytes=target.size_bytes,
-                block_metadata=piece,
-            )
+        kind, start = csi_pb2.GetMetadataDeltaResponse, request.starting_offset
+        async for message in self._messages(kind, blocks, start, call):
+            yield message
 
-    async def _pieces(
-        self, blocks: _Blocks, start: int, call: Call
-    ) -> AsyncIterator[Sequence[csi_pb2.BlockMetadata]]:
+    async def _messages(
+        self, kind: type[M], blocks: _Blocks, start: int, call: Call
+    ) -> AsyncIterator[M]:
         """The blocks from the byte `start` on, so many to a message."""
         is_complete = False
         while not is_complete:
@@ -291,7 +287,11 @@ class SnapshotCalls:
                     part = await self.calls.read(question, read, call)
             is_complete = len(part) < blocks.in_part
             for first in range(0, len(part), blocks.in_message):
-                yield part[first : first + blocks.in_message]
+                yield kind(
+                    block_metadata_type=csi_pb2.VARIABLE_LENGTH,
+                    volume_capacity_bytes=blocks.end,
+                    block_metadata=part[first : first + blocks.in_message],
+                )
             if part:
                 start = part[-1].byte_offset + part[-1].size_bytes
 

@@ -46,23 +46,20 @@ class ContentSources:
 
         Raises SnapshotNotFound, `models.VolumeNotFound`, `models.RecordMissing`, `ImageMissing`, `ForeignImage`.
         """
+        content: ContentRecord | Snapshot
         if requested.kind == "snapshot":
-            _, snapshot = self.snapshot_sets.find(requested.id)
-            return ContentSource(
-                kind="snapshot",
-                id=requested.id,
-                size_bytes=snapshot.size_bytes,
-                fs_type=_fs_type(snapshot),
-                format_in=snapshot.format_in,
-            )
-        record = self.stores.volume_records.load(volumes.VolumeId(requested.id))
-        self.stores.provisioning.check_image(volumes.VolumeId(requested.id))
-        content = self.stores.content_records.load(volumes.VolumeId(requested.id))
+            _, content = self.snapshot_sets.find(requested.id)
+            size_bytes = content.size_bytes
+        else:
+            volume_id = volumes.VolumeId(requested.id)
+            size_bytes = self.stores.volume_records.load(volume_id).capacity_bytes
+            self.stores.provisioning.check_image(volume_id)
+            content = self.stores.content_records.load(volume_id)
         return ContentSource(
-            kind="volume",
+            kind=requested.kind,
             id=requested.id,
-            size_bytes=record.capacity_bytes,
-            fs_type=_fs_type(content),
+            size_bytes=size_bytes,
+            fs_type=content.fs_type if content.state == "formatted" else "",
             format_in=content.format_in,
         )
 
@@ -152,10 +149,6 @@ def sized(
         )
     required = size_range.required_bytes or source.size_bytes
     return volumes.CapacityRange(required, size_range.limit_bytes)
-
-
-def _fs_type(content: ContentRecord | Snapshot) -> str:
-    return content.fs_type if content.state == "formatted" else ""
 
 
 def _filled(record: VolumeRecord, content: ContentRecord | Snapshot) -> ContentRecord:
