@@ -112,10 +112,10 @@ def partition_of(number: int, partition: int) -> int:
     """The number of a partition's device; the device itself if it is that partition. Raises `PartitionMissing`."""
     directory = _directory(number)
     with syscalls.translating(f"cannot look at the partitions of {_text(number)}"):
-        if _is_partition(directory, partition):
+        if syscalls.known_attribute(f"{directory}/partition") == str(partition):
             return number
         for name in os.listdir(directory):
-            if _is_partition(f"{directory}/{name}", partition):
+            if syscalls.known_attribute(f"{directory}/{name}/partition") == str(partition):
                 major, _, minor = syscalls.read_attribute(f"{directory}/{name}/dev").partition(":")
                 return os.makedev(int(major), int(minor))
     raise errors.NotReady.named(
@@ -129,10 +129,6 @@ def partition_of(number: int, partition: int) -> int:
 def is_encrypted(number: int) -> bool:
     """Whether the device is a dm-crypt mapping: smaller than the device below it, by its header."""
     return syscalls.known_attribute(f"{_directory(number)}/dm/uuid").startswith(_CRYPT)
-
-
-def _is_partition(directory: str, partition: int) -> bool:
-    return syscalls.known_attribute(f"{directory}/partition") == str(partition)
 
 
 def size_bytes(path: str) -> int:
@@ -225,19 +221,16 @@ def reads_zero(path: str, windows: Iterable[tuple[int, int]]) -> bool:
         size = os.lseek(fd, 0, os.SEEK_END)
         if not size:  # a device that was detached meanwhile: "blank" would be true of it
             raise errors.NotReady(f"{path} has no size", hint="attach it first")
-        return all(_is_zero(fd, offset, length, size) for offset, length in windows)
-
-
-def _is_zero(fd: int, offset: int, length: int, size: int) -> bool:
-    start = max(0, offset + size if offset < 0 else offset)
-    end = min(start + length, size)
-    while start < end:
-        data = os.pread(fd, min(_MIB, end - start), start)
-        if not data:
-            raise OSError(errno.EIO, "the device became shorter while it was read")
-        if data.count(0) != len(data):
-            return False
-        start += len(data)
+        for offset, length in windows:
+            start = max(0, offset + size if offset < 0 else offset)
+            end = min(start + length, size)
+            while start < end:
+                data = os.pread(fd, min(_MIB, end - start), start)
+                if not data:
+                    raise OSError(errno.EIO, "the device became shorter while it was read")
+                if data.count(0) != len(data):
+                    return False
+                start += len(data)
     return True
 
 

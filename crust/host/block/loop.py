@@ -82,7 +82,16 @@ def attach(
                 f"{backing} cannot back a loop device", why="it is not a regular file"
             )
         if once and (devices := of_open_file(file)):
-            return _only_usable(backing, devices)
+            why = ""
+            if len(devices) > 1:
+                why = "more than one device writes into one file"
+            elif devices[0].readonly:
+                why = "that device is read-only"
+            elif not devices[0].is_whole:
+                why = "that device has an offset or a size limit"
+            if why:
+                raise LoopAttachedDifferently(str(backing), devices, why)
+            return devices[0]
         with syscalls.translating(f"cannot attach {backing} to a loop device"):
             number, fd = configure(file, loopctl.DIRECT_IO * direct_io, tag or str(backing))
             with syscalls.closing(fd):
@@ -227,9 +236,8 @@ def configure(backing_fd: int, flags: int, name: str) -> tuple[int, int]:
 
 def _wait_until_gone(device: LoopDevice) -> None:
     """Wait for another opener of the device: udev's probe ends in a moment; a longer one is an error."""
-    with loopctl.UeventSocket() as events:
-        if events.wait_until(lambda: not is_attached(device)):
-            return
+    if loopctl.wait_until(lambda: not is_attached(device)):
+        return
     # undo the refused clear: the kernel would detach the device at its holder's last close
     with (
         contextlib.suppress(FileNotFoundError, errors.NotFound),
@@ -238,19 +246,6 @@ def _wait_until_gone(device: LoopDevice) -> None:
         if _is_same(device, fd):
             loopctl.set_flags(fd, loopctl.status(fd).flags & ~loopctl.AUTOCLEAR)
     raise users.in_use(device.path)
-
-
-def _only_usable(backing: AnyPath, devices: tuple[LoopDevice, ...]) -> LoopDevice:
-    why = ""
-    if len(devices) > 1:
-        why = "more than one device writes into one file"
-    elif devices[0].readonly:
-        why = "that device is read-only"
-    elif not devices[0].is_whole:
-        why = "that device has an offset or a size limit"
-    if why:
-        raise LoopAttachedDifferently(str(backing), devices, why)
-    return devices[0]
 
 
 def _is_same(device: LoopDevice, fd: int) -> bool:

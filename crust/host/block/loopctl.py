@@ -14,7 +14,6 @@ import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Self
 
 from crust.core import volumes
 from crust.host import answers
@@ -177,35 +176,21 @@ def remove(number: int) -> None:
                 raise
 
 
-class UeventSocket:
-    """The kernel's uevents from the moment of construction on, so that no change is missed."""
-
-    def __init__(self) -> None:
-        self._socket = socket.socket(
-            socket.AF_NETLINK,
-            socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK,
-            _UEVENTS,
-        )
-        self._socket.bind((0, 1))
-
-    def wait_until(self, is_done: Callable[[], bool]) -> bool:
-        """Call `is_done` at every event until it is true, or two seconds have passed."""
+def wait_until(is_done: Callable[[], bool]) -> bool:
+    """Call `is_done` at every uevent of the kernel until it is true, or two seconds have passed."""
+    kind = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+    with socket.socket(socket.AF_NETLINK, kind, _UEVENTS) as events:
+        events.bind((0, 1))  # before the first look, so that no change is missed
         deadline = time.monotonic() + _GONE_TIMEOUT_S
         while not is_done():
             rest_s = deadline - time.monotonic()
-            if rest_s <= 0 or not select.select([self._socket], [], [], rest_s)[0]:
+            if rest_s <= 0 or not select.select([events], [], [], rest_s)[0]:
                 return is_done()
             try:
-                while self._socket.recv(8192):
+                while events.recv(8192):
                     continue
             except OSError as err:
                 # no more events, or an overflow: it checks again in both cases
                 if err.errno not in (errno.EAGAIN, errno.ENOBUFS):
                     raise
-        return True
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._socket.close()
+    return True

@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 from crust.core import volumes
 from crust.core.printable import printable
@@ -70,12 +71,12 @@ def _links_of(pid: int) -> Iterator[str]:
             continue
 
 
+@dataclass(eq=False, slots=True)
 class _Look:
     """A look that has not begun, or its result."""
 
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.result: Openers | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    result: Openers | None = None
 
 
 class _Looks:
@@ -152,7 +153,13 @@ def _devices_of(
     directory, names = f"/proc/{pid}/fd", _descriptors_of(pid, of_all=of_all)
     for index, fd in enumerate(names):
         if index % _FILES_AT_ONCE == 0 and time.thread_time() > deadline_s:
-            raise _takes_too_long(pid, len(names))
+            # unknown is in use, so no process is skipped
+            raise answers.NotSeen(
+                "cannot see the open files of all processes",
+                why=f"the look takes more than {_LOOK_S:g} s of CPU, at {_described(pid)}, "
+                f"with {len(names)} open files",
+                hint="limit the open files of that process (RLIMIT_NOFILE), or end it",
+            )
         try:
             path = os.readlink(f"{directory}/{fd}")
             if path[0] != "/" or path == "/dev/null":  # a socket, a pipe
@@ -189,15 +196,6 @@ def _check_may_hide(pid: str, err: OSError) -> None:
         hint=f"it needs {NEEDS}; if a security module hides that process and it uses no volume, except its control "
         "group (excepted_groups)",
     ) from err
-
-
-def _takes_too_long(pid: str, files: int) -> answers.NotSeen:
-    """The refusal that names the process at which the time was over. Unknown is in use, so none is skipped."""
-    return answers.NotSeen(
-        "cannot see the open files of all processes",
-        why=f"the look takes more than {_LOOK_S:g} s of CPU, at {_described(pid)}, with {files} open files",
-        hint="limit the open files of that process (RLIMIT_NOFILE), or end it",
-    )
 
 
 def _described(pid: str) -> str:

@@ -10,7 +10,6 @@ not probe a new volume without stored data.
 
 import asyncio
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from crust.core import errors
@@ -101,13 +100,9 @@ def probe(path: str) -> Signature:
         raise ProbeFailed(path, blkid.stderr_tail.strip() or f"blkid exited with {blkid.code}")
     lines = blkid.stdout.decode("utf-8", "replace").splitlines()
     values = dict(line.split("=", 1) for line in lines if "=" in line)
-    return _signature(path, lambda name: values.get(name, ""))
-
-
-def _signature(path: str, value_of: Callable[[str], str]) -> Signature:
-    kind, usage, table = value_of("TYPE"), value_of("USAGE"), value_of("PTTYPE")
+    kind, usage, table = (values.get(name, "") for name in ("TYPE", "USAGE", "PTTYPE"))
     if kind and table:
         raise AmbiguousSignature(path)
     if kind and usage == "filesystem":
-        return Filesystem(kind, value_of("UUID"))
+        return Filesystem(kind, values.get("UUID", ""))
     return Other(f"partition table {table}" if table else f"{usage or 'signature'} {kind}".strip())

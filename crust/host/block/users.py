@@ -141,7 +141,9 @@ def look_at_host(opened: Openers | None = None) -> Look:
             if err.errno not in _GONE:  # else it was detached meanwhile
                 raise
             continue
-        if backing == "/" or _is_in_memory(backing, in_memory, all_mounts):
+        is_near = backing != "/" and any(mount.is_above(backing) for mount in in_memory)
+        above = mountinfo.listed_above(backing, all_mounts()) if is_near else None
+        if backing == "/" or (above is not None and above.fs_type in _IN_MEMORY):
             loops.append((number, backing))
     return Look(opened, mounts, tuple(loops))
 
@@ -282,7 +284,9 @@ def _of(
     _check_present(identity)
     numbers = set(_related(identity))
     loops = _loops_on(numbers, seen)
-    numbers |= {_number(loop) for loop in loops}  # a writer to one of them writes to the device
+    for loop in loops:  # a writer to one of them writes to the device
+        node = os.stat(loop).st_rdev
+        numbers.add((os.major(node), os.minor(node)))
     held = not is_mine and _is_held(device)
     mounts: tuple[tuple[str, mountinfo.Mount], ...] = ()
     stacked: tuple[str, ...] = ()
@@ -330,11 +334,6 @@ def _check_present(identity: volumes.DeviceIdentity) -> None:
 
 def _directory(number: Number) -> str:
     return f"{_BY_NUMBER}/{number[0]}:{number[1]}"
-
-
-def _number(node: str) -> Number:
-    device = os.stat(node).st_rdev
-    return os.major(device), os.minor(device)
 
 
 def _is_held(device: volumes.BlockSource) -> bool:
@@ -425,17 +424,6 @@ def _is_upon(number: int, backing: str, sizes_bytes: Mapping[int, int]) -> bool:
         return loopctl.status(fd).backing_device in sizes_bytes
 
 
-def _is_in_memory(
-    backing: str,
-    in_memory: Sequence[mountinfo.Mount],
-    all_mounts: Callable[[], Sequence[mountinfo.Mount]],
-) -> bool:
-    if not any(mount.is_above(backing) for mount in in_memory):
-        return False
-    above = mountinfo.listed_above(backing, all_mounts())
-    return above is not None and above.fs_type in _IN_MEMORY
-
-
 def stacked_on(number: tuple[int, int], *, by_number: str = _BY_NUMBER) -> tuple[str, ...]:
     """The names of the devices that hold the device of this number, or a partition of it; () if it is gone.
 
@@ -448,13 +436,10 @@ def stacked_on(number: tuple[int, int], *, by_number: str = _BY_NUMBER) -> tuple
         if syscalls.known_attribute(f"{directory}/{name}/partition")
     ]
     places = [f"{directory}/holders", *(f"{directory}/{part}/holders" for part in parts)]
-    names = {
-        _shown(f"{place}/{name}", name) for place in places for name in syscalls.names_in(place)
-    }
-    return tuple(sorted(names))
-
-
-def _shown(directory: str, name: str) -> str:
-    """A device's name, and for a map the name that its creator gave it: vg-lv, mpatha."""
-    mapped = syscalls.known_attribute(f"{directory}/dm/name")
-    return f"{name} ({mapped})" if mapped else name
+    shown = set()
+    for place in places:
+        for name in syscalls.names_in(place):
+            # of a map also the name that its creator gave it: vg-lv, mpatha
+            mapped = syscalls.known_attribute(f"{place}/{name}/dm/name")
+            shown.add(f"{name} ({mapped})" if mapped else name)
+    return tuple(sorted(shown))

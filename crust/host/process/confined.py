@@ -126,7 +126,16 @@ async def run_confined(
             argv = (
                 *("prlimit", f"--as={limits.memory_bytes}", f"--cpu={limits.cpu_s}", "--core=0"),
                 *(f"--nofile={_OPEN_FILES}", "choom", "-n", str(_SCORE), "--"),
-                *("unshare", "--net", "--", "bwrap", *_tree(device, directories)),
+                *("unshare", "--net", "--", "bwrap"),
+                *("--unshare-ipc", "--unshare-pid", "--unshare-uts"),
+                *("--cap-drop", "ALL", "--die-with-parent", "--chdir", "/"),
+                *(word for path in directories for word in ("--ro-bind", path, path)),
+                *("--symlink", "usr/bin", "/bin", "--symlink", "usr/sbin", "/sbin"),
+                *("--symlink", "usr/lib", "/lib", "--symlink", "usr/lib64", "/lib64"),
+                *("--dev-bind", device, DEVICE),
+                # e2fsck opens both. The kernel knows better than an mtab whether the device is mounted.
+                *("--dev-bind", "/dev/null", "/dev/null", "--dev-bind", "/dev/null", "/etc/mtab"),
+                *("--remount-ro", "/"),  # after all others, which make their places in it
                 *("--seccomp", str(rules.fileno()), "--json-status-fd", str(report.fileno())),
                 *("--", *program),
             )
@@ -138,22 +147,13 @@ async def run_confined(
             for status in map(json.loads, report):
                 if "exit-code" in status:
                     return replace(ended, code=int(status["exit-code"]))
-    raise _never_ran(program[0], ended)
-
-
-def _tree(device: str, directories: Sequence[str]) -> Sequence[str]:
-    """bwrap's options for the namespaces, and for the files that the program sees."""
-    return (
-        *("--unshare-ipc", "--unshare-pid", "--unshare-uts"),
-        *("--cap-drop", "ALL", "--die-with-parent", "--chdir", "/"),
-        *(word for path in directories for word in ("--ro-bind", path, path)),
-        *("--symlink", "usr/bin", "/bin", "--symlink", "usr/sbin", "/sbin"),
-        *("--symlink", "usr/lib", "/lib", "--symlink", "usr/lib64", "/lib64"),
-        *("--dev-bind", device, DEVICE),
-        # e2fsck opens both. The kernel knows better than an mtab whether the device is mounted.
-        *("--dev-bind", "/dev/null", "/dev/null", "--dev-bind", "/dev/null", "/etc/mtab"),
-        *("--remount-ro", "/"),  # after all others, which make their places in it
-    )
+    # it never ran: the words of the tool that failed, and a hint where its cause is certain
+    why, hint = ended.stderr_tail.strip() or f"bwrap exited with {ended.code}", ""
+    if ended.code == _NOT_FOUND:
+        hint = commands.install_hint("bwrap")
+    elif why.endswith(os.strerror(errno.EPERM)):
+        hint = "give crust CAP_SYS_ADMIN, and a seccomp profile that allows unshare(2) and mount(2)"
+    raise CannotConfine(program[0], why, hint)
 
 
 @functools.cache
@@ -177,16 +177,6 @@ def _named(file: str, listed: str) -> Sequence[str]:
     """Of lines as "libc.so.6 => /lib/libc.so.6 (0x7f00)" and "/lib64/ld-linux.so.2 (0x7f01)"."""
     paths = (file, *re.findall(r"(/\S+) \(0x", listed))
     return tuple(sorted({os.path.realpath(os.path.dirname(path)) for path in paths}))
-
-
-def _never_ran(program: str, ended: commands.Completed) -> CannotConfine:
-    """With the words of the tool that failed, and a hint where its cause is certain."""
-    why, hint = ended.stderr_tail.strip() or f"bwrap exited with {ended.code}", ""
-    if ended.code == _NOT_FOUND:
-        hint = commands.install_hint("bwrap")
-    elif why.endswith(os.strerror(errno.EPERM)):
-        hint = "give crust CAP_SYS_ADMIN, and a seccomp profile that allows unshare(2) and mount(2)"
-    return CannotConfine(program, why, hint)
 
 
 class _Comparison(ctypes.Structure):
@@ -226,10 +216,14 @@ def _filter(program: str, *, writable: bool) -> bytes:
     context = ctypes.c_void_p(library.seccomp_init(ctypes.c_uint32(_ANSWER_ENOSYS)))
     if context.value is None:
         raise CannotConfine(program, "libseccomp has no memory")
+    add, allow = library.seccomp_rule_add_array, ctypes.c_uint32(_ALLOW)
     try:
-        for rule in _rules(writable=writable):
-            if not _added(library, context, rule):
-                raise CannotConfine(program, f"libseccomp does not take a rule for {rule[0]}")
+        for name, comparisons in _rules(writable=writable):
+            number = library.seccomp_syscall_resolve_name(name.encode())
+            array = (_Comparison * len(comparisons))(*comparisons)
+            # a call that this architecture does not have is below zero, and needs no rule
+            if number >= 0 and add(context, allow, number, len(comparisons), array):
+                raise CannotConfine(program, f"libseccomp does not take a rule for {name}")
         with tempfile.TemporaryFile() as into:
             if library.seccomp_export_bpf(context, into.fileno()):
                 raise CannotConfine(program, "libseccomp does not give its rules")
@@ -237,14 +231,3 @@ def _filter(program: str, *, writable: bool) -> bytes:
             return into.read()
     finally:
         library.seccomp_release(context)
-
-
-def _added(library: ctypes.CDLL, context: ctypes.c_void_p, rule: _Rule) -> bool:
-    """A call that this architecture does not have is below zero, and needs no rule."""
-    name, comparisons = rule
-    number = library.seccomp_syscall_resolve_name(name.encode())
-    array = (_Comparison * len(comparisons))(*comparisons)
-    allow = ctypes.c_uint32(_ALLOW)
-    return number < 0 or not library.seccomp_rule_add_array(
-        context, allow, number, len(comparisons), array
-    )

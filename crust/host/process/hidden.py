@@ -51,7 +51,10 @@ def exception() -> ControlGroupsExcepted | None:
 
 def may_hide(pid: str) -> bool:
     """Whether a look at all processes may pass over this process, if the kernel hides it. Raises `NotSeen`."""
-    return pid == INIT or (bool(_excepted) and _is_excepted(group_of(pid)))
+    if pid == INIT or not _excepted:
+        return pid == INIT
+    group = group_of(pid)
+    return not group or any(f"{group}/".startswith(f"{name.rstrip('/')}/") for name in _excepted)
 
 
 def group_of(pid: str) -> str:
@@ -66,7 +69,3 @@ def group_of(pid: str) -> str:
         if hierarchy in line
     ]
     return next((group for group in groups if group != "/"), "/" if groups else "")
-
-
-def _is_excepted(group: str) -> bool:
-    return not group or any(f"{group}/".startswith(f"{name.rstrip('/')}/") for name in _excepted)

@@ -11,6 +11,7 @@ namespace, and not where kernel.yama.ptrace_scope is 3.
 import contextlib
 import os
 from collections.abc import Generator, Iterator
+from functools import partial
 
 from crust.host import answers
 from crust.host.process import hidden, processes, syscalls
@@ -65,10 +66,12 @@ def having_socket(number: int) -> list[int]:
                     return True
         return False
 
-    def answer(pid: int) -> answers.Answer[bool]:
-        return answers.ask(f"the sockets of process {pid}", lambda: has(pid), needs=_NEEDS)
-
-    return [pid for pid in _pids() if answer(pid) == answers.Present(value=True)]
+    found = []
+    for pid in _pids():
+        answer = answers.ask(f"the sockets of process {pid}", partial(has, pid), needs=_NEEDS)
+        if answer == answers.Present(value=True):
+            found.append(pid)
+    return found
 
 
 def _pids() -> list[int]:
@@ -97,19 +100,16 @@ def watched(pid: int) -> set[int]:
 
 
 def _lock(pid: int, path: str | os.PathLike[str]) -> answers.Answer[bool]:
+    """Whether one of the process's descriptors of the file has a lock (proc_pid_fdinfo(5))."""
+
     def look() -> bool:
-        return _locks(str(pid), path, os.stat(path))
+        for fd in _of(str(pid), path, os.stat(path)):
+            with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
+                if b"\nlock:" in syscalls.read_whole(f"/proc/{pid}/fdinfo/{fd}"):
+                    return True
+        return False
 
     return answers.ask(f"the locks of process {pid}", look, absent=hidden.ENDED, needs=_NEEDS)
-
-
-def _locks(pid: str, path: str | os.PathLike[str], file: os.stat_result) -> bool:
-    """Whether one of the process's descriptors of the file has a lock (proc_pid_fdinfo(5))."""
-    for fd in _of(pid, path, file):
-        with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
-            if b"\nlock:" in syscalls.read_whole(f"/proc/{pid}/fdinfo/{fd}"):
-                return True
-    return False
 
 
 def _of(pid: str, path: str | os.PathLike[str], file: os.stat_result) -> Iterator[int]:

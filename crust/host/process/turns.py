@@ -23,15 +23,6 @@ class Turns:
     @asynccontextmanager
     async def taking(self) -> AsyncIterator[None]:
         """Wait for a turn, and have it in the block. A caller that is cancelled leaves the queue."""
-        turn = self._turn()
-        try:
-            await asyncio.wrap_future(turn)
-            yield
-        finally:
-            if not turn.cancel():  # it was given
-                self._give_back()
-
-    def _turn(self) -> Future[None]:
         turn: Future[None] = Future()
         with self._guard:
             if self._free:
@@ -39,7 +30,12 @@ class Turns:
                 turn.set_result(None)
             else:
                 self._waiting.append(turn)
-        return turn
+        try:
+            await asyncio.wrap_future(turn)
+            yield
+        finally:
+            if not turn.cancel():  # it was given
+                self._give_back()
 
     def _give_back(self) -> None:
         with self._guard:
