@@ -122,8 +122,14 @@ def made_directory(target: TargetPath, roots: Sequence[str]) -> Iterator[tuple[s
             try:
                 os.mkdir(name, 0o750, dir_fd=parent)
             except FileExistsError:
-                _check_free_directory(target, parent, name)
                 created = False
+                if not stat.S_ISDIR(_look(target, parent, name).st_mode):
+                    raise TargetConflict(target, "it is not a directory") from None
+                if not _is_mountpoint(parent, name):
+                    with syscalls.closing(os.open(name, _DIRECTORY, dir_fd=parent)) as child:
+                        is_empty = not os.listdir(child)
+                    if not is_empty:
+                        raise _not_empty(target, parent, name) from None
         yield f"/proc/self/fd/{parent}/{name}", created
 
 
@@ -158,7 +164,18 @@ def remove(target: TargetPath, roots: Sequence[str]) -> None:
             try:
                 (os.unlink if is_empty_file else os.rmdir)(name, dir_fd=parent)
             except OSError as err:
-                raise _refusal(target, parent, name, err) from err
+                if _is_mountpoint(parent, name):
+                    raise errors.NotReady.named(
+                        "TargetStillMounted",
+                        f"{target} is still mounted",
+                        hint="unmount it first",
+                    ) from err
+                if err.errno == errno.ENOTEMPTY:
+                    raise _not_empty(target, parent, name) from err
+                if err.errno == errno.ENOTDIR:
+                    why = "it is neither an empty directory nor an empty file"
+                    raise TargetConflict(target, why) from err
+                raise
     except errors.NotFound:
         return
 
@@ -196,36 +213,11 @@ def _remove_children(parent: int, name: str, depth: int) -> None:
                     raise
 
 
-def _refusal(target: TargetPath, parent: int, name: str, refused: OSError) -> errors.CrustError:
-    if _is_mountpoint(parent, name):
-        return errors.NotReady.named(
-            "TargetStillMounted",
-            f"{target} is still mounted",
-            hint="unmount it first",
-        )
-    if refused.errno == errno.ENOTEMPTY:
-        return _not_empty(target, parent, name)
-    if refused.errno == errno.ENOTDIR:
-        return TargetConflict(target, "it is neither an empty directory nor an empty file")
-    return syscalls.translate(refused, f"cannot remove {target}")
-
-
 def _look(target: TargetPath, parent: int, name: str) -> os.stat_result:
     status = os.stat(name, dir_fd=parent, follow_symlinks=False)
     if stat.S_ISLNK(status.st_mode):
         raise SymlinkInPath(target, name)
     return status
-
-
-def _check_free_directory(target: TargetPath, parent: int, name: str) -> None:
-    if not stat.S_ISDIR(_look(target, parent, name).st_mode):
-        raise TargetConflict(target, "it is not a directory")
-    if _is_mountpoint(parent, name):
-        return
-    with syscalls.closing(os.open(name, _DIRECTORY, dir_fd=parent)) as child:
-        is_empty = not os.listdir(child)
-    if not is_empty:
-        raise _not_empty(target, parent, name)
 
 
 def _is_mountpoint(parent: int, name: str) -> bool:

@@ -67,16 +67,13 @@ class _Groups:
     def left_out(self, blocks: int) -> int:
         """How many of the blocks no group takes, because the last one would be too small."""
         count, rest = divmod(blocks - self.first_block, self.blocks)
+        # with sparse_super the groups 0, 1, and powers of 3, 5 and 7 have a copy of the superblock
+        powers = (base**power for base in (3, 5, 7) for power in range(1, 21))
+        has_copy = not self.is_sparse or count <= 1 or count in powers
         least = self.least
-        if self.descriptors and (not self.is_sparse or _has_copy(count)):
+        if self.descriptors and has_copy:
             least += 1 + count // self.descriptors + 1 + self.reserved
         return rest if count > 0 and rest < least else 0
-
-
-def _has_copy(group: int) -> bool:
-    """Whether a group of an ext4 with sparse_super has a copy of the superblock: 0, 1, and powers of 3, 5 and 7."""
-    powers = (base**power for base in (3, 5, 7) for power in range(1, 21))
-    return group <= 1 or group in powers
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,7 +93,11 @@ def _grow(fd: int, fs_type: str, device: str) -> None:
     if fs_type == "ext4":
         _grow_ext4(fd, device, device_bytes, action)
     elif fs_type == "xfs":
-        _grow_xfs(fd, device_bytes)
+        geometry = fcntl.ioctl(fd, _XFS_FSGEOMETRY_V1, bytes(_GEOMETRY_BYTES))
+        block_bytes, *_, inode_percent, blocks = _GEOMETRY.unpack_from(geometry)
+        new_blocks = device_bytes // block_bytes
+        if new_blocks > blocks:
+            fcntl.ioctl(fd, _XFS_GROWFSDATA, _GROW.pack(new_blocks, inode_percent))
     elif fs_type == "btrfs":
         fcntl.ioctl(fd, _BTRFS_RESIZE, bytearray(_BTRFS_ARGUMENTS.pack(0, b"max")))
     else:
@@ -124,11 +128,3 @@ def _grow_ext4(fd: int, device: str, device_bytes: int, action: str) -> None:
 def _resize_ext4(fd: int, blocks: int) -> None:
     """Resize to `blocks` of the filesystem's own blocks, which are 1 KiB on some small volumes."""
     fcntl.ioctl(fd, _EXT4_RESIZE_FS, struct.pack("=Q", blocks))
-
-
-def _grow_xfs(fd: int, device_bytes: int) -> None:
-    geometry = fcntl.ioctl(fd, _XFS_FSGEOMETRY_V1, bytes(_GEOMETRY_BYTES))
-    block_bytes, *_, inode_percent, blocks = _GEOMETRY.unpack_from(geometry)
-    new_blocks = device_bytes // block_bytes
-    if new_blocks > blocks:
-        fcntl.ioctl(fd, _XFS_GROWFSDATA, _GROW.pack(new_blocks, inode_percent))

@@ -119,36 +119,32 @@ def mount_guard(target: str, *, names: bool = False, group: int | None = None) -
     `names` every new name does. With `names` a kubelet creates the directories of a `subPath` in the target. The
     guard is full, and the root has its `group`, before the mount is attached: no guard is ever visible without them.
     """
-    inodes = _GUARD_INODES if names else _GUARD_SEALED_INODES
+    parameters = (
+        ("size", "4k"),  # the kernel makes it one page
+        ("nr_inodes", f"{_GUARD_INODES if names else _GUARD_SEALED_INODES}"),
+        ("mode", "0755"),
+        ("gid", f"{group or 0}"),
+    )
+    attributes = syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NODEV | syscalls.MOUNT_ATTR_NOEXEC
     with (
         _target(target, directory=True) as onto,
         syscalls.translating(f"cannot make a guard mount on {target}"),
-        syscalls.closing(_guard_mount(inodes, group)) as mount,
     ):
-        if names or not _is_sealed(mount):
-            # a file of root fills the only page, and takes an inode too
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-            with syscalls.closing(os.open(GUARD_FILLER, flags, 0o400, dir_fd=mount)) as filler:
-                os.write(filler, bytes(mmap.PAGESIZE))
-        syscalls.move_mount(mount, onto)
+        with _context("tmpfs") as context:
+            _configure(context, GUARD_SOURCE, "tmpfs", parameters)
+            mount = syscalls.fsmount(context, attributes)
+        with syscalls.closing(mount):
+            if names or not _is_sealed(mount):
+                # a file of root fills the only page, and takes an inode too
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+                with syscalls.closing(os.open(GUARD_FILLER, flags, 0o400, dir_fd=mount)) as filler:
+                    os.write(filler, bytes(mmap.PAGESIZE))
+            syscalls.move_mount(mount, onto)
 
 
 def takes_names(guard: str) -> bool:
     """Whether the guard mount at this path was made with `names`."""
     return os.statvfs(guard).f_files > _GUARD_SEALED_INODES
-
-
-def _guard_mount(inodes: int, group: int | None) -> int:
-    parameters = (
-        ("size", "4k"),  # the kernel makes it one page
-        ("nr_inodes", f"{inodes}"),
-        ("mode", "0755"),
-        ("gid", f"{group or 0}"),
-    )
-    attributes = syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NODEV | syscalls.MOUNT_ATTR_NOEXEC
-    with _context("tmpfs") as context:
-        _configure(context, GUARD_SOURCE, "tmpfs", parameters)
-        return syscalls.fsmount(context, attributes)
 
 
 def _is_sealed(mount: int) -> bool:
@@ -258,7 +254,20 @@ def _mounted(
             _configure(context, device, fs_type, parameters)
             mount = syscalls.fsmount(context, attributes)
         except OSError as err:
-            raise _refusal(err, device, fs_type, place, context) from err
+            action, log = f"cannot mount {device} as {fs_type} {place}", _kernel_log(context)
+            if err.errno == errno.EBUSY:
+                raise users.in_use(device) from err
+            if err.errno == errno.EINVAL:
+                raise errors.RuntimeFailed.named(
+                    "MountFailed",
+                    action,
+                    why=log or _INVALID.get(fs_type, f"there is no valid {fs_type} on it"),
+                    hint="the kernel log may say more; check the filesystem",
+                ) from err
+            error = syscalls.translate(err, action)
+            if log:
+                error.why = f"{log}; {error.why}"
+            raise error from err
         with syscalls.closing(mount):
             yield mount
 
@@ -292,26 +301,6 @@ def _configure(context: int, source: str, fs_type: str, parameters: Parameters) 
             reason = _kernel_log(context) or f"{key!r}: {syscalls.reason(err)}"
             raise InvalidMountOption(fs_type, reason) from err
     syscalls.fsconfig(context, syscalls.FSCONFIG_CMD_CREATE)
-
-
-def _refusal(
-    err: OSError, device: str, fs_type: str, place: str, context: int
-) -> errors.CrustError:
-    action = f"cannot mount {device} as {fs_type} {place}"
-    log = _kernel_log(context)
-    if err.errno == errno.EBUSY:
-        return users.in_use(device)
-    if err.errno == errno.EINVAL:
-        return errors.RuntimeFailed.named(
-            "MountFailed",
-            action,
-            why=log or _INVALID.get(fs_type, f"there is no valid {fs_type} on it"),
-            hint="the kernel log may say more; check the filesystem",
-        )
-    error = syscalls.translate(err, action)
-    if log:
-        error.why = f"{log}; {error.why}"
-    return error
 
 
 def _kernel_log(context: int) -> str:

@@ -4,6 +4,7 @@ What the search does not see stays unnamed, and the refusal stays. A process's o
 hangs, so the search uses only the kernel's own data. It reads /proc of every process, which takes milliseconds.
 """
 
+import contextlib
 import errno
 import os
 from collections.abc import Iterator
@@ -56,8 +57,10 @@ def _uses(pid: str, mount: mountinfo.Mount) -> Iterator[str]:
         yield "map"
     for fd in os.listdir(f"/proc/{pid}/fd"):
         path = _link(f"/proc/{pid}/fd/{fd}")
-        if path[0] == "/" and path != "/dev/null\0" and _mount_of(pid, fd) == mount.mount_id:
-            yield f"fd {fd}"
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            is_file = path[0] == "/" and path != "/dev/null\0"
+            if is_file and mountinfo.mount_id_of(pid, fd) == mount.mount_id:
+                yield f"fd {fd}"
 
 
 def _link(path: str) -> str:
@@ -66,13 +69,6 @@ def _link(path: str) -> str:
         return f"{os.readlink(path)}\0"
     except FileNotFoundError:
         return "\0"
-
-
-def _mount_of(pid: str, fd: str) -> int | None:
-    try:
-        return mountinfo.mount_id_of(pid, fd)
-    except FileNotFoundError:  # closed meanwhile
-        return None
 
 
 def loops_of(target: str) -> tuple[str, ...]:

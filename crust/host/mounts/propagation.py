@@ -54,29 +54,24 @@ def check_propagation(roots: Iterable[str]) -> None:
     """Raise `MountsNotPropagated` unless mounts below each of `roots` reach the host. Blocks."""
     if in_namespace_of_host():
         return
-    for root in roots:
-        for name in _BELOW:
-            _check_path(os.path.join(root, name).rstrip("/") or "/")
-
-
-def _check_path(path: str) -> None:
-    mount = _mount_of(path)
-    if mount.master:
-        why = "is a slave of the host's (master: in mountinfo)"
-    elif not mount.peer_group:
-        why = "is private to this mount namespace (not shared:)"
-    elif (groups := _groups_of_host()) and mount.peer_group not in groups:
-        why = "is shared with nobody on the host"
-    else:
-        return
-    raise errors.NotReady.named(
-        "MountsNotPropagated",
-        f"mounts below {path} would not reach the host",
-        why=f"the mount at {mount.target} {why}",
-        hint="in a pod: mountPropagation Bidirectional (with ctr: rshared and --rootfs-propagation rshared). In a "
-        "systemd unit: no PrivateTmp=, ProtectSystem= or the like, which give it a mount namespace. If CO and "
-        "runtimes live in this mount namespace: check_propagation = false",
-    )
+    for path in (os.path.join(root, name).rstrip("/") or "/" for root in roots for name in _BELOW):
+        mount = _mount_of(path)
+        if mount.master:
+            why = "is a slave of the host's (master: in mountinfo)"
+        elif not mount.peer_group:
+            why = "is private to this mount namespace (not shared:)"
+        elif (groups := _groups_of_host()) and mount.peer_group not in groups:
+            why = "is shared with nobody on the host"
+        else:
+            continue
+        raise errors.NotReady.named(
+            "MountsNotPropagated",
+            f"mounts below {path} would not reach the host",
+            why=f"the mount at {mount.target} {why}",
+            hint="in a pod: mountPropagation Bidirectional (with ctr: rshared and --rootfs-propagation rshared). "
+            "In a systemd unit: no PrivateTmp=, ProtectSystem= or the like, which give it a mount namespace. If "
+            "CO and runtimes live in this mount namespace: check_propagation = false",
+        )
 
 
 def _mount_of(path: str) -> mountinfo.Mount:
