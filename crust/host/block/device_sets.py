@@ -16,7 +16,7 @@ from crust.core import volumes
 from crust.host import answers
 from crust.host.process import syscalls
 
-_BY_NUMBER = "/sys/dev/block"
+BY_NUMBER = "/sys/dev/block"
 _UNIQUE_NAMES = ("naa.", "eui.", "uuid.")
 """The designators that a standard makes unique. Others (t10.) are a vendor's text, which may name many disks."""
 
@@ -41,7 +41,7 @@ class DeviceSet:
         return not (self.own.isdisjoint(other.related) and other.own.isdisjoint(self.related))
 
 
-def device_set(identity: volumes.DeviceIdentity, *, by_number: str = _BY_NUMBER) -> DeviceSet:
+def device_set(identity: volumes.DeviceIdentity, *, by_number: str = BY_NUMBER) -> DeviceSet:
     """The set of a device; alone if the kernel does not have it, or another device has its number.
 
     Raises `answers.NotSeen`.
@@ -65,7 +65,7 @@ def _set_of(identity: volumes.DeviceIdentity, by_number: str) -> DeviceSet:
 
 def identity_of(major: int, minor: int) -> volumes.DeviceIdentity:
     """The device that has the number now; a partition has the sequence of its disk. Raises `OSError`."""
-    directory = f"{_BY_NUMBER}/{major}:{minor}"
+    directory = f"{BY_NUMBER}/{major}:{minor}"
     sequence = syscalls.known_attribute(f"{directory}/diskseq")
     if not sequence:
         os.stat(f"{directory}/partition")  # a disk without a sequence has gone

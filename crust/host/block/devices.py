@@ -22,7 +22,6 @@ from crust.host.process import syscalls
 
 device_set = device_sets.device_set
 """Here, so that a caller may replace identity, set and exclusive opens together."""
-_BY_NUMBER = "/sys/dev/block"
 _CRYPT = "CRYPT-"
 _BLKROSET = 0x125D
 _LOOKS_MAX = 4
@@ -138,7 +137,7 @@ def size_bytes(path: str) -> int:
 
 def size_of(identity: volumes.DeviceIdentity) -> int:
     """The size of a whole disk now; 0 when it was detached, or another disk has its number. Opens no device."""
-    directory = f"{_BY_NUMBER}/{identity.major}:{identity.minor}"
+    directory = f"{device_sets.BY_NUMBER}/{identity.major}:{identity.minor}"
     with syscalls.translating(f"cannot look at {directory}"):
         try:
             is_same = syscalls.read_attribute(f"{directory}/diskseq") == str(identity.disk_sequence)
@@ -263,7 +262,7 @@ def _fields(text: str) -> dict[str, str]:
 
 
 def _directory(number: int) -> str:
-    return f"{_BY_NUMBER}/{_text(number)}"
+    return f"{device_sets.BY_NUMBER}/{_text(number)}"
 
 
 def _text(number: int) -> str:

@@ -38,7 +38,6 @@ from crust.host.mounts import mountinfo
 from crust.host.process import hidden, syscalls
 
 T = TypeVar("T")
-_BY_NUMBER = "/sys/dev/block"
 _GONE = (errno.ENOENT, errno.ENXIO, errno.ENODEV)
 """The kernel does not have the device any more."""
 _NODE = "the node of that loop device, which it may open; CAP_MKNOD makes one that is missing"
@@ -333,7 +332,7 @@ def _check_present(identity: volumes.DeviceIdentity) -> None:
 
 
 def _directory(number: Number) -> str:
-    return f"{_BY_NUMBER}/{number[0]}:{number[1]}"
+    return f"{device_sets.BY_NUMBER}/{number[0]}:{number[1]}"
 
 
 def _is_held(device: volumes.BlockSource) -> bool:
@@ -424,7 +423,9 @@ def _is_upon(number: int, backing: str, sizes_bytes: Mapping[int, int]) -> bool:
         return loopctl.status(fd).backing_device in sizes_bytes
 
 
-def stacked_on(number: tuple[int, int], *, by_number: str = _BY_NUMBER) -> tuple[str, ...]:
+def stacked_on(
+    number: tuple[int, int], *, by_number: str = device_sets.BY_NUMBER
+) -> tuple[str, ...]:
     """The names of the devices that hold the device of this number, or a partition of it; () if it is gone.
 
     Raises `OSError`.
