@@ -95,7 +95,13 @@ class KataEntries:
         """The kind of the entry at the name, compared with the record."""
         content = self._read(self.file(name))
         if content is None:
-            return Kind.FOREIGN if self._holds_files(name) else Kind.ABSENT
+            with syscalls.translating(f"cannot list {self.root}/{name}"):
+                try:
+                    return Kind.FOREIGN if os.listdir(f"{self.root}/{name}") else Kind.ABSENT
+                except FileNotFoundError:
+                    return Kind.ABSENT
+                except NotADirectoryError:
+                    return Kind.FOREIGN
         if content.get("device") == f"{_NO_DEVICE}{record.digest}":
             return Kind.PLACEHOLDER
         expected = json.loads(real(record))
@@ -149,8 +155,14 @@ class KataEntries:
     def ours(self) -> Iterator[tuple[str, str]]:
         """Names of crust's entries, and the digest of the target that each is for."""
         for name in self.names():
-            if (digest := self._digest(name)) is not None:
-                yield name, digest
+            content = self._read(self.file(name)) or {}
+            if content.get("volume-type") != _TYPE:
+                continue
+            if not str(content.get("device")).startswith(_NO_DEVICE):
+                content = self._read(self._pair(name)[1]) or {}  # ours only if its follower waits
+            device = str(content.get("device"))
+            if device.startswith(_NO_DEVICE):
+                yield name, device.removeprefix(_NO_DEVICE)
 
     def real_ones(self, records: Iterable[Record]) -> Iterator[tuple[str, Record]]:
         """Names with the real entry of a record, also where the name is an alias of its target."""
@@ -165,16 +177,6 @@ class KataEntries:
         with syscalls.translating(f"cannot list {self.root}"):
             return os.listdir(self.root)
 
-    def _digest(self, name: str) -> str | None:
-        """The digest of the target for which crust made the entry; None: it is foreign, or has gone."""
-        content = self._read(self.file(name)) or {}
-        if content.get("volume-type") != _TYPE:
-            return None
-        if not str(content.get("device")).startswith(_NO_DEVICE):  # ours only if its follower waits
-            content = self._read(self._pair(name)[1]) or {}
-        device = str(content.get("device"))
-        return device.removeprefix(_NO_DEVICE) if device.startswith(_NO_DEVICE) else None
-
     def _pair(self, name: str) -> tuple[str, str]:
         stem = f"{self._aside}/{hashlib.sha256(name.encode()).hexdigest()}"
         return f"{stem}.real", f"{stem}.placeholder"
@@ -188,15 +190,6 @@ class KataEntries:
         except syscalls.FileInTheWay:  # in the place of the directory
             return None
         return content if isinstance(content, dict) else None
-
-    def _holds_files(self, name: str) -> bool:
-        with syscalls.translating(f"cannot list {self.root}/{name}"):
-            try:
-                return bool(os.listdir(f"{self.root}/{name}"))
-            except FileNotFoundError:
-                return False
-            except NotADirectoryError:
-                return True
 
 
 def _bytes(device: str, fs_type: str, metadata: dict[str, str], options: list[str]) -> bytes:

@@ -121,18 +121,14 @@ def check_machine(sandbox_id: str, pid: int, engine_pid: int) -> None:
         raise VmUnknown(
             sandbox_id, f"the engine names process {engine_pid}, and Kata process {pid}"
         )
-    if not pid or not _belongs(pid, sandbox_id):
-        raise VmUnknown(sandbox_id, f"process {pid}, which Kata names, is not the sandbox's")
-
-
-def _belongs(pid: int, sandbox_id: str) -> bool:
-    id_bytes = sandbox_id.encode()
-    status = _content(pid, "status")
-    parent = next(
-        (line.split()[1] for line in status.split(b"\n") if line.startswith(b"PPid:")), b"0"
-    )
+    why = f"process {pid}, which Kata names, is not the sandbox's"
+    if not pid:
+        raise VmUnknown(sandbox_id, why)
+    lines = _content(pid, "status").split(b"\n")
+    parent = next((line.split()[1] for line in lines if line.startswith(b"PPid:")), b"0")
     contents = (_content(pid, "cmdline"), _content(pid, "cgroup"), _content(int(parent), "cmdline"))
-    return any(id_bytes in text for text in contents)
+    if not any(sandbox_id.encode() in text for text in contents):
+        raise VmUnknown(sandbox_id, why)
 
 
 def _content(pid: int, name: str) -> bytes:

@@ -151,7 +151,6 @@ class KataGate:
             self._created = [others for others in self._created if others is not created]
 
     def _tell(self, container_id: str, problem: errors.CrustError | None) -> None:
-        """Report the problem of a container, or that it has none any more."""
         if problem is None and container_id not in self._told:
             return
         (self._told.discard if problem is None else self._told.add)(container_id)
@@ -164,7 +163,14 @@ class KataGate:
             installation = self._configurations.check_kata(mounts[0].record.handler)  # the pod's
             runtime = self._runtimes.of(pod.id)
             if installation.kind is not runtime.kind:
-                raise _other_runtime(pod, runtime)
+                raise errors.NotReady.named(
+                    "OtherKataRuntime",
+                    f"pod {pod.name} gets no deferred volume",
+                    why=f"Kata's {runtime.kind.value} has made its sandbox, and kata.toml names a configuration of "
+                    "the other",
+                    hint="name the configuration that containerd gives to this runtime (ConfigPath), and restart "
+                    "crust kata",
+                )
             sandbox = _sandbox(pod, runtime)
             user, features = _user(container), installation.features
             needing = [
@@ -211,7 +217,6 @@ class KataGate:
             self.uses.started(mount.record.digest, Use(sandbox_id, container.id, path))
 
     def _withdraw_needless(self, listed: set[User], created: set[User]) -> None:
-        """Withdraw the entries that no created container needs."""
         for sandbox_id in self._grants.sandbox_ids():
             try:
                 self._grants.withdraw(sandbox_id, lambda user: user not in listed | created)
@@ -234,14 +239,13 @@ class KataGate:
         except errors.CrustError as error:
             return _without_volume(pod, container, error)
         try:
-            is_ended = await workers.run(self._end_of_others, pod, container)
+            # a pod of a runtime that has processes of containers on the host
+            is_ended = await workers.run(
+                lambda: self._runtimes.find(pod.id) is None and wrong_runtime.end(container)
+            )
         except errors.CrustError as error:
             return error
         return None if is_ended else problem
-
-    def _end_of_others(self, pod: Pod, container: Container) -> bool:
-        """As `wrong_runtime.end`, for a pod of a runtime that has processes of containers on the host."""
-        return self._runtimes.find(pod.id) is None and wrong_runtime.end(container)
 
     def _check_running(self, pod: Pod, container: Container, mounts: list[ServedMount]) -> None:
         runtime = self._runtimes.of(pod.id)
@@ -259,9 +263,15 @@ class KataGate:
             if record.handler != handler:
                 raise WrongRuntime(record, handler, pod)
             if record.handler not in self._configurations.handlers:
-                if self._runtimes.find(pod.id) is not None:
-                    raise _not_named(record, pod)
-                continue  # another runtime's volume, which that runtime claims
+                if self._runtimes.find(pod.id) is None:
+                    continue  # another runtime's volume, which that runtime claims
+                raise errors.NotReady.named(
+                    "RuntimeNotNamed",
+                    f"the volume at {record.target} cannot be used by pod {pod.name}",
+                    why=f"Kata has made its sandbox, and kata.toml does not name the runtime {record.handler}",
+                    hint="name the runtime in kata.toml again, and restart crust kata; or publish the volume to "
+                    "another runtime",
+                )
             whole, name = resolved.require_whole(), entry.name_of(mount.source)
             mounts.append(ServedMount(whole, name, mount.source, mount.destination))
         return mounts
@@ -289,21 +299,3 @@ def _without_volume(pod: Pod, container: Container, error: errors.CrustError) ->
     )
     _log.error("a container runs without its volume", extra={"error": problem})
     return problem
-
-
-def _other_runtime(pod: Pod, runtime: KataBuild) -> errors.CrustError:
-    return errors.NotReady.named(
-        "OtherKataRuntime",
-        f"pod {pod.name} gets no deferred volume",
-        why=f"Kata's {runtime.kind.value} has made its sandbox, and kata.toml names a configuration of the other",
-        hint="name the configuration that containerd gives to this runtime (ConfigPath), and restart crust kata",
-    )
-
-
-def _not_named(record: Record, pod: Pod) -> errors.CrustError:
-    return errors.NotReady.named(
-        "RuntimeNotNamed",
-        f"the volume at {record.target} cannot be used by pod {pod.name}",
-        why=f"Kata has made its sandbox, and kata.toml does not name the runtime {record.handler}",
-        hint="name the runtime in kata.toml again, and restart crust kata; or publish the volume to another runtime",
-    )

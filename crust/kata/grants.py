@@ -123,8 +123,16 @@ class Grants:
             missing = [records[digest] for digest in records if digest not in claimed]
             if missing:
                 claimed.update(self._claim(sandbox, missing, features, undo))
-            named = {name: claimed[record.digest] for name, record in names.items()}
-            self._put(sandbox, named, user, undo)
+            with self._connected(sandbox.id) as keeper, keeper.together():
+                for name, published in names.items():
+                    record = claimed[published.digest]
+                    kind, file = self.entries.place(name, record), self.entries.file(name)
+                    put = keeper.put_files.get(file)
+                    if put is not None and user in put.users and kind is entry.Kind.REAL:
+                        continue  # by an earlier call
+                    new, back = self.entries.staged(name, record)
+                    undo.callback(self._withdraw_file, sandbox.id, file, user)
+                    keeper.put(record.digest, file, new=new, back=back, user=user)
             return undo.pop_all().close
 
     def check_claimed(self, sandbox: Sandbox, records: Collection[Record]) -> None:
@@ -192,8 +200,10 @@ class Grants:
 
     def hide_unclaimed(self) -> None:
         """Replace each real entry whose claim has ended, with both processes of its keeper, by the placeholder."""
-        found = [volume.record for volume in self.store.scan() if volume.record is not None]
-        for name, record in list(self.entries.real_ones(filter(_has_device, found))):
+        published = (volume.record for volume in self.store.scan())
+        # Kata gets no images
+        found = [record for record in published if record is not None and record.image is None]
+        for name, record in list(self.entries.real_ones(found)):
             with contextlib.suppress(claims.HeldBySandbox, claims.NotPublished):
                 paths = self.store.layout.entry(record.target)
                 with claims.ClaimLock.acquire(paths, record.target):
@@ -202,7 +212,7 @@ class Grants:
     def _used_by(self, sandbox: Sandbox, volume: Entry) -> Record | None:
         """The record, if the sandbox had its claim, or has its device open, which only one sandbox may have."""
         record = volume.record
-        if record is None or not _has_device(record):
+        if record is None or record.image is not None:  # Kata gets no images
             return None
         claim = volume.claim
         if claim is not None and not claim.sandbox_id:  # an unpublish, or a claimant, looks at it
@@ -242,7 +252,6 @@ class Grants:
     def _adopted(
         self, sandbox_id: volumes.SandboxId, record: Record, keeper: keepers.Keeper
     ) -> Claim:
-        """A copy of the claim that the keeper holds."""
         root, target = self.store.root, record.target
         return adopt_volume(root, target, sandbox_id, record.handler, keeper.pid)
 
@@ -283,27 +292,9 @@ class Grants:
         with contextlib.suppress(claims.HeldBySandbox):
             claim.release()
 
-    def _put(
-        self, sandbox: Sandbox, named: Mapping[str, Record], user: User, undo: contextlib.ExitStack
-    ) -> None:
-        with self._connected(sandbox.id) as keeper, keeper.together():
-            for name, record in named.items():
-                kind, file = self.entries.place(name, record), self.entries.file(name)
-                put = keeper.put_files.get(file)
-                if put is not None and user in put.users and kind is entry.Kind.REAL:
-                    continue  # by an earlier call
-                new, back = self.entries.staged(name, record)
-                undo.callback(self._withdraw_file, sandbox.id, file, user)
-                keeper.put(record.digest, file, new=new, back=back, user=user)
-
     def _withdraw_file(self, sandbox_id: str, file: str, user: User) -> None:
         with contextlib.suppress(keepers.KeeperGone), self._connected(sandbox_id) as keeper:
             keeper.withdraw(file, user)
 
     def _connected(self, sandbox_id: str) -> keepers.Keeper:
         return keepers.connect(self.socket(sandbox_id))
-
-
-def _has_device(record: Record) -> bool:
-    """Whether this host has a device of the volume; Kata gets no images."""
-    return record.image is None

@@ -85,26 +85,22 @@ class KeeperWatch:
         process = self._grants.machine(sandbox_id)
         if process is None:  # nothing of crust names it any more: the machine by Kata's word
             process = process_of(self._runtimes.of(sandbox_id).vm_of(sandbox_id))
-        if not self._is_recovered(Sandbox(volumes.SandboxId(sandbox_id), process)):
+        has_ended = processes.has_ended(process)
+        if not has_ended:
+            try:
+                self._grants.recover(Sandbox(volumes.SandboxId(sandbox_id), process))
+            except kept_vm.VmKilled as error:
+                _log.error("a virtual machine was ended", extra={"error": error})
+                has_ended = True
+            except errors.NotFound:
+                has_ended = processes.has_ended(process)
+                if not has_ended:
+                    raise
+        if has_ended:
             self._grants.hide_unclaimed()
             self._grants.forget(sandbox_id)
             return None
         return keepers.connect(self._grants.socket(sandbox_id))
-
-    def _is_recovered(self, sandbox: Sandbox) -> bool:
-        """Whether the claims are taken again; False if the machine was seen to have ended, or was ended."""
-        if processes.has_ended(sandbox.process):
-            return False
-        try:
-            self._grants.recover(sandbox)
-        except kept_vm.VmKilled as error:
-            _log.error("a virtual machine was ended", extra={"error": error})
-            return False
-        except errors.NotFound:
-            if processes.has_ended(sandbox.process):
-                return False
-            raise
-        return True
 
 
 def _forget(keeper: keepers.Keeper) -> None:

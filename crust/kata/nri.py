@@ -105,7 +105,17 @@ async def serve(path: str, gate: Gate, on_registered: Callable[[], None]) -> Non
     except OSError as err:
         raise _unavailable(f"the NRI socket {path} cannot be reached", err) from err
     try:
-        _check_namespace(writer.get_extra_info("socket"))
+        line = writer.get_extra_info("socket")
+        credentials = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("iII"))
+        pid, _, _ = struct.unpack("iII", credentials)
+        # a mount source has one meaning only within a mount namespace: another one may not have the guard mount
+        if not propagation.has_mounts_of(pid):
+            raise errors.NotReady.named(
+                "EngineInOtherNamespace",
+                "crust kata does not serve the container engine",
+                why=f"the engine, process {pid}, has another mount namespace",
+                hint="run crust kata on the host, in the mount namespace of containerd, and not in a container",
+            )
         await _Session(reader, writer, gate, on_registered).answer_calls()
     except ConnectionError as err:
         failure = "the container engine ended the connection of the NRI plugin"
@@ -160,19 +170,22 @@ class _Session:
     def _take(self, connection: int, messages: list[ttrpc.Frame]) -> None:
         for message in messages:
             if connection == mux.PLUGIN_CALLS and message.kind == ttrpc.RESPONSE:
-                _check_registered(ttrpc.parse_response(message))
+                answer = ttrpc.parse_response(message)
+                if isinstance(answer, ttrpc.Failure):
+                    raise errors.NotReady.named(
+                        "PluginNotRegistered",
+                        "the container engine refused the NRI plugin",
+                        why=answer.text[:300] or f"code {answer.code}",
+                        hint="the plugin retries the registration; read containerd's log",
+                    )
             elif connection == mux.ENGINE_CALLS and message.kind == ttrpc.REQUEST:
-                self._begin(message)
-
-    def _begin(self, message: ttrpc.Frame) -> None:
-        """Answer in a task of its own: a slow call must not delay the other calls of the node."""
-        began_s = asyncio.get_running_loop().time()
-        if len(self._calls) >= _CALLS_MAX:
-            self._answer(
-                message.stream, ttrpc.Failure(ttrpc.UNKNOWN, "crust: too many calls at once")
-            )
-            return
-        self._spawn(self._call(message, began_s))
+                began_s = asyncio.get_running_loop().time()
+                if len(self._calls) >= _CALLS_MAX:
+                    refusal = ttrpc.Failure(ttrpc.UNKNOWN, "crust: too many calls at once")
+                    self._answer(message.stream, refusal)
+                    continue
+                # in a task of its own: a slow call must not delay the other calls of the node
+                self._spawn(self._call(message, began_s))
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)
@@ -186,7 +199,10 @@ class _Session:
             method = request.method if request.service == _PLUGIN else ""
             answer = await self._answered(method, request.payload, began_s)
         except (errors.CrustError, DecodeError) as error:
-            answer = ttrpc.Failure(ttrpc.UNKNOWN, _text(error))
+            shown = f"[MalformedMessage] {error}"
+            if isinstance(error, errors.CrustError):
+                shown = error.shown()
+            answer = ttrpc.Failure(ttrpc.UNKNOWN, f"crust: {shown}")
             _log.warning("refused", extra={"call": method, "error": answer.text})
         except Exception as error:
             answer = ttrpc.Failure(
@@ -215,7 +231,10 @@ class _Session:
     def _configure(self, request: nri_pb2.ConfigureRequest) -> Message:
         if request.request_timeout > 0:
             self._time_s = request.request_timeout / 1000
-        validates = knows_validation(request)
+        # an engine without the event would refuse the registration; since NRI 0.12 it names NRI's version
+        version = re.match(r"v?(\d+)\.(\d+)", request.runtime_version)
+        is_new = version is not None and (int(version[1]), int(version[2])) >= (2, 2)
+        validates = bool(request.nri_version) or (is_new and request.runtime_name == "containerd")
         engine = f"{request.runtime_name[:64]} {request.runtime_version[:64]}"
         extra = {"engine": engine, "validates": validates}
         _log.info("the container engine asks before each container", extra=extra)
@@ -263,18 +282,6 @@ async def _logged(work: Awaitable[None]) -> None:
         _log.exception("work for containers of the node has failed")
 
 
-def knows_validation(request: nri_pb2.ConfigureRequest) -> bool:
-    """Whether the engine has the event: an engine without it would refuse the registration."""
-    if request.nri_version:  # since NRI 0.12
-        return True
-    version = re.match(r"v?(\d+)\.(\d+)", request.runtime_version)
-    return (
-        request.runtime_name == "containerd"
-        and version is not None
-        and (int(version[1]), int(version[2])) >= (2, 2)
-    )
-
-
 def pod_of(pod: nri_pb2.PodSandbox) -> Pod:
     """The value of a message."""
     return Pod(pod.id, f"{pod.namespace}/{pod.name}", pod.runtime_handler, pod.pid)
@@ -282,48 +289,19 @@ def pod_of(pod: nri_pb2.PodSandbox) -> Pod:
 
 def container_of(container: nri_pb2.Container) -> Container:
     """The value of a message."""
+    # as runc decides it; the source of any other mount is the name of a filesystem, and no path
+    binds = (
+        Mount(mount.source, mount.destination)
+        for mount in container.mounts
+        if mount.type == "bind" or not {"bind", "rbind"}.isdisjoint(mount.options)
+    )
     return Container(
         container.id,
         container.pod_sandbox_id,
         container.name,
-        tuple(
-            Mount(mount.source, mount.destination) for mount in container.mounts if _is_bind(mount)
-        ),
+        tuple(binds),
         is_created=container.state == nri_pb2.CONTAINER_CREATED,
         is_running=container.state in (nri_pb2.CONTAINER_RUNNING, nri_pb2.CONTAINER_PAUSED),
         is_stopped=container.state == nri_pb2.CONTAINER_STOPPED,
         pid=container.pid,
     )
-
-
-def _is_bind(mount: nri_pb2.Mount) -> bool:
-    """As runc decides it; the source of any other mount is the name of a filesystem, and no path."""
-    return mount.type == "bind" or not {"bind", "rbind"}.isdisjoint(mount.options)
-
-
-def _text(error: Exception) -> str:
-    shown = error.shown() if isinstance(error, errors.CrustError) else f"[MalformedMessage] {error}"
-    return f"crust: {shown}"
-
-
-def _check_registered(answer: bytes | ttrpc.Failure) -> None:
-    if isinstance(answer, ttrpc.Failure):
-        raise errors.NotReady.named(
-            "PluginNotRegistered",
-            "the container engine refused the NRI plugin",
-            why=answer.text[:300] or f"code {answer.code}",
-            hint="the plugin retries the registration; read containerd's log",
-        )
-
-
-def _check_namespace(line: socket.socket) -> None:
-    """A mount source has one meaning only within a mount namespace: another one may not have the guard mount."""
-    credentials = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("iII"))
-    pid, _, _ = struct.unpack("iII", credentials)
-    if not propagation.has_mounts_of(pid):
-        raise errors.NotReady.named(
-            "EngineInOtherNamespace",
-            "crust kata does not serve the container engine",
-            why=f"the engine, process {pid}, has another mount namespace",
-            hint="run crust kata on the host, in the mount namespace of containerd, and not in a container",
-        )

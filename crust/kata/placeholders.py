@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection
 
 from crust.core import errors, volumes
 from crust.handoff.entry import Looks
-from crust.handoff.record import Record
 from crust.handoff.store import Store
 from crust.handoff.watch import RENAMES, Watch
 from crust.host.process import workers
@@ -44,8 +43,16 @@ class Placeholders:
         """Look once. Blocks."""
         look = self._looks.look()
         for volume in look.entries.values():
-            if volume.record is not None and volume.record.handler in self._handlers:
-                self._place(volume.record)
+            record = volume.record
+            if record is None or record.handler not in self._handlers:
+                continue
+            problem: errors.CrustError | None = None
+            try:
+                self._entries.place(entry.name_of(record.target.text), record)
+            except errors.CrustError as error:
+                _log.error("no placeholder for a volume", extra={"error": error})
+                problem = error
+            self._report(f"volume {record.target}", problem)
         if self._known is None or self._known - look.names:
             made = list(self._entries.ours())
             published = self._looks.look().names  # after them: an entry is made after its record
@@ -53,13 +60,3 @@ class Placeholders:
                 if digest not in published:
                     self._entries.remove(name)
         self._known = frozenset(look.names)
-
-    def _place(self, record: Record) -> None:
-        part = f"volume {record.target}"
-        try:
-            self._entries.place(entry.name_of(record.target.text), record)
-        except errors.CrustError as error:
-            _log.error("no placeholder for a volume", extra={"error": error})
-            self._report(part, error)
-        else:
-            self._report(part, None)

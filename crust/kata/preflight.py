@@ -68,22 +68,14 @@ class KataUnfit(errors.NotReady):
         )
 
 
-class FlushesDropped(errors.NotReady):
-    """With Kata's configuration a guest's flush succeeds that did not reach the disk."""
-
-    def __init__(self, path: Path, why: str, hint: str) -> None:
-        super().__init__(
-            f"Kata's configuration {path} can lose what its guests have synced", why=why, hint=hint
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class Installation:
     """An installation that may get volumes. `version` (0, 0): the settings do not name its program."""
 
     kind: Kind
     version: Version = (0, 0)
-    flushes_dropped: FlushesDropped | None = field(default=None, compare=False)
+    flushes_dropped: errors.NotReady | None = field(default=None, compare=False)
+    """With its configuration a guest's flush succeeds that did not reach the disk."""
 
     @property
     def features(self) -> frozenset[HandlerFeature]:
@@ -255,26 +247,29 @@ def _check_proven(path: Path, kind: Kind, name: str, hypervisor: dict[str, Any])
 
 def _flushes_dropped(
     path: Path, kind: Kind, hypervisors: dict[str, dict[str, Any]]
-) -> FlushesDropped | None:
+) -> errors.NotReady | None:
     """Why a flush may succeed and not reach the disk. QEMU with io_uring forgets one that failed (docs/kata.md)."""
+    what = f"Kata's configuration {path} can lose what its guests have synced"
     for name, table in hypervisors.items():
         is_set = table.get("block_device_cache_set") is True
         if is_set and table.get("block_device_cache_noflush") is True:
-            return FlushesDropped(
-                path,
-                "block_device_cache_set and block_device_cache_noflush are true: after a power cut a volume lacks "
-                "what a guest has synced, and a database in it can be damaged",
-                "set block_device_cache_noflush = false",
+            return errors.NotReady.named(
+                "FlushesDropped",
+                what,
+                why="block_device_cache_set and block_device_cache_noflush are true: after a power cut a volume "
+                "lacks what a guest has synced, and a database in it can be damaged",
+                hint="set block_device_cache_noflush = false",
             )
         is_direct = table.get("block_device_cache_direct") is True and (is_set or kind is Kind.RUST)
         aio = table.get("block_device_aio") or "io_uring"
         driver = _driver(kind, table)
         if (name, driver, aio, is_direct) == ("qemu", "virtio-scsi", "io_uring", False):
-            return FlushesDropped(
-                path,
-                "on virtio-scsi a guest repeats a flush that failed, and QEMU with io_uring answers that with "
+            return errors.NotReady.named(
+                "FlushesDropped",
+                what,
+                why="on virtio-scsi a guest repeats a flush that failed, and QEMU with io_uring answers that with "
                 "success: in a full pool, and perhaps after an error of the disk, a sync succeeds whose data is lost",
-                'set block_device_aio = "threads"',
+                hint='set block_device_aio = "threads"',
             )
     return None
 

@@ -134,10 +134,15 @@ class RustRuntime(evidence.KataBuild):
                 f"{self.root}/{use.sandbox_id}/shim-monitor.sock", "/agent-url"
             )
             url = answer.decode("ascii", "replace").strip()
+            reader, writer = await _opened(url)
             try:
-                return parsed(await _called(url, use.guest_path))
+                request = agent_pb2.VolumeStatsRequest(volume_guest_path=use.guest_path)
+                writer.write(ttrpc.request(1, "grpc.AgentService", "GetVolumeStats", request))
+                return parsed(await _response(reader))
             except mux.ProtocolViolated as err:
                 raise ValueError("an answer that is not ttrpc") from err
+            finally:
+                writer.close()
 
     def _mount_directories(self, sandbox_id: str, destination: str) -> list[str]:
         """The directories that the runtime made for a destination's last part, the newest first. Raises `NotSeen`."""
@@ -157,17 +162,6 @@ class RustRuntime(evidence.KataBuild):
 
 def _last(destination: str) -> str:
     return os.path.basename(destination.rstrip("/"))
-
-
-async def _called(url: str, guest_path: str) -> bytes:
-    """GetVolumeStats of the agent at an address as its shim tells it. Raises OSError and ValueError."""
-    reader, writer = await _opened(url)
-    try:
-        request = agent_pb2.VolumeStatsRequest(volume_guest_path=guest_path)
-        writer.write(ttrpc.request(1, "grpc.AgentService", "GetVolumeStats", request))
-        return await _response(reader)
-    finally:
-        writer.close()
 
 
 async def _opened(url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

@@ -80,7 +80,6 @@ class VolumeWork:
 
 
 def _log_failure(running: "asyncio.Future[None]") -> None:
-    """Log the failure of work that nobody waits for any more."""
     error = None if running.cancelled() else running.exception()
     if error is not None:
         _log.warning("work whose time was over has failed", extra={"error": error})
