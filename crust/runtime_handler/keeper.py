@@ -63,21 +63,18 @@ class KeeperProcess:
     def run(self) -> None:
         """Hold the descriptors until the VM has ended."""
         while True:
+            # become the keeper: with a new token, which no earlier standby can take
+            for end in (*self._token, self._standby):
+                if end >= 0:
+                    os.close(end)
+            self._standby, self._standby_pid = -1, 0
+            self._token = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+            os.write(self._token[1], b"k")
             try:
-                self._begin()
                 self._keep()
             except _Promoted:
                 continue
             return
-
-    def _begin(self) -> None:
-        """Become the keeper: with a new token, which no earlier standby can take."""
-        for end in (*self._token, self._standby):
-            if end >= 0:
-                os.close(end)
-        self._standby, self._standby_pid = -1, 0
-        self._token = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        os.write(self._token[1], b"k")
 
     def _keep(self) -> None:
         while True:
@@ -191,7 +188,18 @@ class KeeperProcess:
                 os.rename(new_files[over], over)
             except OSError as err:
                 error = f"{over}: {err.strerror}"
-        return {"error": error} if error else self._state()
+        if error:
+            return {"error": error}
+        return {
+            "version": VERSION,
+            "pids": [os.getpid(), self._standby_pid],
+            "vm": pid_of(self._vm),
+            "held": {name: len(held) for name, held in self._held.items()},
+            "put": {
+                over: {"name": put.name, "users": sorted(put.users)}
+                for over, put in self._put.items()
+            },
+        }
 
     def _change(self, request: dict[str, str], fds: list[int], new_files: dict[str, str]) -> str:
         """Make a change, and note the file that is to be put; returns why it is not made."""
@@ -229,37 +237,21 @@ class KeeperProcess:
         """Withdraw them; returns an error: a claim stays as long as a file may name the device."""
         error = ""
         for over in files:
+            if over not in self._put:
+                continue
             try:
-                self._withdraw(over)
-            except OSError as err:
+                # the other process has done it, or the directory has gone
+                with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                    os.rename(self._put[over].back, over)
+                del self._put[over]
+            except OSError as err:  # the file may name the device still
                 error = f"{over}: {err.strerror}"
         return error
-
-    def _withdraw(self, over: str) -> None:
-        """Put `back` over the file; absent is success. OSError: the file may name the device still."""
-        if over not in self._put:
-            return
-        # the other process has done it, or the directory has gone
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            os.rename(self._put[over].back, over)
-        del self._put[over]
 
     def _withdraw_at_last(self) -> None:
         """Withdraw all files after the VM's end; until that is done the descriptors are held."""
         while self._withdraw_each(list(self._put)):
             _wait(timeout_ms=_AGAIN_MS)
-
-    def _state(self) -> dict[str, object]:
-        return {
-            "version": VERSION,
-            "pids": [os.getpid(), self._standby_pid],
-            "vm": pid_of(self._vm),
-            "held": {name: len(fds) for name, fds in self._held.items()},
-            "put": {
-                over: {"name": put.name, "users": sorted(put.users)}
-                for over, put in self._put.items()
-            },
-        }
 
 
 class _Put:

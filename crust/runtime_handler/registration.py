@@ -130,42 +130,38 @@ class Registration:
             ):
                 answered = True
                 self._registry = registry
-                self._session_began(answer)
+                self.response = answer
+                self.lost.clear()
+                self.registered.set()
+                _log.info(
+                    "registered with the proxy at %s as %s",
+                    self._socket,
+                    self._request.name,
+                    extra={"proxy": self._socket, "handler": self._request.name},
+                )
             self.error = errors.PeerUnavailable("the proxy ended the registration")
         except PeerStatus as err:
             self._refused(status.to_error(err))
         finally:
-            self._session_ended(answered=answered)
+            self._registry = None
+            self.registered.clear()
+            self.lost.set()
+            event = (
+                "lost the session with the proxy" if answered else "not registered with the proxy"
+            )
+            reason = str(self.error or "the registration was stopped")
+            # the facts are in the message: a process of an author has the standard logging
+            _log.warning(
+                "%s at %s as %s: %s",
+                event,
+                self._socket,
+                self._request.name,
+                reason,
+                extra={"proxy": self._socket, "handler": self._request.name, "error": reason},
+            )
         return answered
-
-    def _session_began(self, answer: handlers_pb2.RegisterResponse) -> None:
-        self.response = answer
-        self.lost.clear()
-        self.registered.set()
-        _log.info(
-            "registered with the proxy at %s as %s",
-            self._socket,
-            self._request.name,
-            extra={"proxy": self._socket, "handler": self._request.name},
-        )
 
     def _refused(self, error: errors.CrustError) -> None:
         self.error = error
         if isinstance(error, errors.InvalidRequest):
             raise error
-
-    def _session_ended(self, *, answered: bool) -> None:
-        self._registry = None
-        self.registered.clear()
-        self.lost.set()
-        event = "lost the session with the proxy" if answered else "not registered with the proxy"
-        reason = str(self.error or "the registration was stopped")
-        # the facts are in the message: a process of an author has the standard logging
-        _log.warning(
-            "%s at %s as %s: %s",
-            event,
-            self._socket,
-            self._request.name,
-            reason,
-            extra={"proxy": self._socket, "handler": self._request.name, "error": reason},
-        )

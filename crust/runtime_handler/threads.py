@@ -32,37 +32,23 @@ async def run_or_undo(function: Callable[[], T], undo: Callable[[T], object]) ->
 
     Otherwise a claim would live that nobody has.
     """
-    delivery = _Delivery(function, undo)
-    try:
-        return await run(delivery.make)
-    except asyncio.CancelledError:
-        delivery.cancel()
-        raise
+    guard, made, is_cancelled = threading.Lock(), list[T](), False
 
-
-class _Delivery:
-    """What a thread made, for a coroutine that may have gone: exactly one of them has it."""
-
-    def __init__(self, function: Callable[[], T], undo: Callable[[T], object]) -> None:
-        self._function = function
-        self._undo: Callable[[Any], object] = undo
-        self._guard = threading.Lock()
-        self._made: list[Any] = []
-        self._is_cancelled = False
-
-    def make(self) -> Any:
-        result = self._function()
-        with self._guard:
-            if not self._is_cancelled:
-                self._made.append(result)
+    def make() -> Any:
+        result = function()
+        with guard:
+            if not is_cancelled:
+                made.append(result)
                 return result
-        self._undo(result)
+        undo(result)
         return None
 
-    def cancel(self) -> None:
-        """Undo what was made on a thread of its own: the loop may end with this task."""
-        with self._guard:
-            self._is_cancelled = True
-            made = self._made.copy()
+    try:
+        return await run(make)
+    except asyncio.CancelledError:
+        with guard:  # exactly one of both has the result
+            is_cancelled = True
         for result in made:
-            threading.Thread(target=self._undo, args=(result,), daemon=True).start()
+            # on a thread of its own: the loop may end with this task
+            threading.Thread(target=undo, args=(result,), daemon=True).start()
+        raise

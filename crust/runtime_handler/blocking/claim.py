@@ -197,7 +197,14 @@ class Claim:
         """
         last = self._content(claims.State.ERROR, error, process=None) if error else None
         if self._lock is None:
-            _end_dead(self._paths, self.record.target, last)
+            # already unpublished: nothing is left to remove
+            with contextlib.suppress(errors.NotFound):
+                with claims.ClaimLock.acquire(self._paths, self.record.target) as lock:
+                    lock.check_ended(self.record.target)
+                    if last is not None:
+                        claims.write(self._paths, last)
+                    lock.settle()
+                claims.touch(self._paths)
             return
         try:
             if last is not None:
@@ -262,7 +269,17 @@ def hold_device(
     is_reader = record.readonly
     fd = (devices.open_shared if is_reader else devices.open_exclusive)(record.device)
     try:
-        _check_identity(record, fd)
+        identity = devices.identify(record.device)
+        with syscalls.translating(f"cannot look at {record.device}"):
+            number = os.fstat(fd).st_rdev
+        opened = volumes.DeviceIdentity(os.major(number), os.minor(number), identity.disk_sequence)
+        if opened != identity or identity != record.identity:
+            raise errors.NotReady.named(
+                "DeviceChanged",
+                f"the volume at {record.target} cannot be used",
+                why=f"{record.device} is {opened} now, but {record.identity} was published",
+                hint="the device was attached again; unpublish the volume and publish it again",
+            )
         purpose = Purpose.GUEST_READS if is_reader else Purpose.GUEST_WRITES
         users.check(  # a reader's exclusivity is checked once, and not kept: readers share the device
             record.block,
@@ -276,20 +293,6 @@ def hold_device(
         os.close(fd)
         raise
     return fd
-
-
-def _check_identity(record: Record, fd: int) -> None:
-    identity = devices.identify(record.device)
-    with syscalls.translating(f"cannot look at {record.device}"):
-        number = os.fstat(fd).st_rdev
-    opened = volumes.DeviceIdentity(os.major(number), os.minor(number), identity.disk_sequence)
-    if opened != identity or identity != record.identity:
-        raise errors.NotReady.named(
-            "DeviceChanged",
-            f"the volume at {record.target} cannot be used",
-            why=f"{record.device} is {opened} now, but {record.identity} was published",
-            hint="the device was attached again; unpublish the volume and publish it again",
-        )
 
 
 @contextlib.contextmanager
@@ -320,16 +323,3 @@ def reason(error: BaseException | None) -> str:
     if error is None:
         return ""
     return error.shown() if isinstance(error, errors.CrustError) else type(error).__name__
-
-
-def _end_dead(
-    paths: layout.EntryPaths, target: volumes.TargetPath, last: claims.Claim | None
-) -> None:
-    """Remove the claim of a hypervisor that has ended, or leave its error; `HeldBySandbox` if it still runs."""
-    with contextlib.suppress(errors.NotFound):  # already unpublished: nothing is left to remove
-        with claims.ClaimLock.acquire(paths, target) as lock:
-            lock.check_ended(target)
-            if last is not None:
-                claims.write(paths, last)
-            lock.settle()
-        claims.touch(paths)

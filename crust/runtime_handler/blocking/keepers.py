@@ -223,12 +223,28 @@ def start(path: Path, process: Process) -> Keeper:
             )
         with contextlib.suppress(KeeperGone):
             if (running := _serving(path)) is not None:
-                return _of_vm(running, process.pid)
+                if running.vm_pid == process.pid:
+                    return running
+                # only the end of its own VM may release its claims
+                running.close()
+                raise errors.Conflict.named(
+                    "KeeperRuns",
+                    f"no keeper of process {process.pid} is started at {running.path}",
+                    why=f"process {running.pid} is the keeper there, of process {running.vm_pid}",
+                    hint="a VM has one keeper, and each keeper a socket of its own",
+                )
+        null = subprocess.DEVNULL
         with (
             syscalls.translating(f"cannot start the keeper of process {process.pid}"),
             _listening(path) as listener,
         ):
-            _spawn(listener.fileno(), vm)
+            fds = (listener.fileno(), vm)
+            # in a session of its own: a signal to the daemon's process group must not reach it
+            subprocess.run(
+                [sys.executable, "-IS", keeper_program.__file__, *map(str, fds)],
+                stdin=null, stdout=null, stderr=null, pass_fds=fds, cwd="/",
+                start_new_session=True, env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}, check=False,
+            )  # fmt: skip
         return connect(path)
 
 
@@ -280,19 +296,6 @@ def process_of_pidfd(pidfd: int) -> Process:
     return process
 
 
-def _of_vm(keeper: Keeper, vm_pid: int) -> Keeper:
-    """The keeper, unless it watches another VM: only the end of that VM may release its claims."""
-    if keeper.vm_pid == vm_pid:
-        return keeper
-    keeper.close()
-    raise errors.Conflict.named(
-        "KeeperRuns",
-        f"no keeper of process {vm_pid} is started at {keeper.path}",
-        why=f"process {keeper.pid} is the keeper there, of process {keeper.vm_pid}",
-        hint="a VM has one keeper, and each keeper a socket of its own",
-    )
-
-
 def connect(path: Path) -> Keeper:
     """Connect to the keeper at `path`, or to the standby that succeeds it.
 
@@ -308,13 +311,27 @@ def connect(path: Path) -> Keeper:
 def _serving(path: Path) -> Keeper | None:
     """The keeper; None if a process accepts each connection and ends it: another program, or keepers are killed."""
     for _ in range(_SUCCESSIONS):
-        with contextlib.suppress(_Broken):
-            return _connect(path)
+        try:
+            line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        except OSError as err:
+            raise _of_errno(err, path, ()) from err
+        try:
+            line.settimeout(_ANSWER_S)
+            line.connect(str(path))
+        except OSError as err:
+            line.close()
+            raise _of_errno(err, path, _REFUSED) from err
+        keeper = Keeper(path, line)
+        try:
+            keeper.held()
+        except KeeperGone:
+            line.close()  # that process has ended; its standby may serve the next connection
+        except BaseException:
+            line.close()
+            raise
+        else:
+            return keeper
     return None
-
-
-class _Broken(Exception):  # it is no error
-    """The connected process has ended; its standby may serve the next connection."""
 
 
 _BROKEN = (errno.EPIPE, errno.ECONNRESET)
@@ -328,36 +345,3 @@ def _of_errno(err: OSError, path: Path, gone: Collection[int]) -> errors.CrustEr
     if isinstance(err, TimeoutError | BlockingIOError):
         return KeeperNotResponding(path)
     return answers.NotSeen(f"cannot see whether a keeper serves {path}", why=syscalls.reason(err))
-
-
-def _connect(path: Path) -> Keeper:
-    try:
-        line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    except OSError as err:
-        raise _of_errno(err, path, ()) from err
-    try:
-        line.settimeout(_ANSWER_S)
-        line.connect(str(path))
-    except OSError as err:
-        line.close()
-        raise _of_errno(err, path, _REFUSED) from err
-    keeper = Keeper(path, line)
-    try:
-        keeper.held()
-    except KeeperGone as err:
-        line.close()
-        raise _Broken from err
-    except BaseException:
-        line.close()
-        raise
-    return keeper
-
-
-def _spawn(listener: int, vm: int) -> None:
-    """Start the keeper in a session of its own: a signal to the daemon's process group must not reach it."""
-    program = [sys.executable, "-IS", keeper_program.__file__, str(listener), str(vm)]
-    null = subprocess.DEVNULL
-    subprocess.run(
-        program, stdin=null, stdout=null, stderr=null, pass_fds=(listener, vm), cwd="/",
-        start_new_session=True, env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}, check=False,
-    )  # fmt: skip

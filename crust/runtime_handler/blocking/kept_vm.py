@@ -90,7 +90,9 @@ class KeptVm:
             except _TakenByAnother as err:
                 if processes.is_over(vm):
                     raise self._ended() from err.reason
-                _kill(vm)
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(vm, signal.SIGKILL)
+                select.select([vm], [], [])  # without a limit: until it has ended it may write
                 raise VmKilled(self.sandbox_id, err.reason) from err.reason
             except errors.CrustError as err:
                 if processes.is_over(vm):
@@ -114,7 +116,12 @@ class KeptVm:
                 keeper = keepers.start(self.socket, self.process)
             for name, descriptors in fds.items():
                 assert keeper is not None
-                keeper = self._hold(keeper, name, descriptors)
+                try:
+                    keeper.hold(name, descriptors)
+                except keepers.KeeperGone:  # its standby succeeds it
+                    keeper.close()
+                    keeper = keepers.connect(self.socket)
+                    keeper.hold(name, descriptors)
             if failed or keeper is None:
                 raise failed[0]
         except BaseException:
@@ -136,20 +143,14 @@ class KeptVm:
             try:
                 fds[name] = self._claimed(name, target, in_hand, copies).fds
             except errors.CrustError as err:
-                failed.append(self._checked(err))
+                is_had = isinstance(err, claim.ClaimedSince)
+                # a lock without a name is an unpublish, or a claimant that is not done
+                if isinstance(err, claims.HeldBySandbox) and err.sandbox_id:
+                    is_had = (err.sandbox_id, err.handler) != (self.sandbox_id, self.handler)
+                if is_had:
+                    raise _TakenByAnother(err) from err
+                failed.append(err)
         return fds, failed
-
-    def _checked(self, err: errors.CrustError) -> errors.CrustError:
-        """The error, after which the caller tries again. Raises if another sandbox has the volume, or had it.
-
-        A lock without a name is an unpublish, or a claimant that is not done.
-        """
-        is_had = isinstance(err, claim.ClaimedSince)
-        if isinstance(err, claims.HeldBySandbox) and err.sandbox_id:
-            is_had = (err.sandbox_id, err.handler) != (self.sandbox_id, self.handler)
-        if is_had:
-            raise _TakenByAnother(err)
-        return err
 
     def _keeper(self) -> tuple[keepers.Keeper | None, Mapping[str, int]]:
         """The running keeper and its claims, if there is one. The standby of a keeper that ends holds the same."""
@@ -165,16 +166,6 @@ class KeptVm:
             except BaseException:
                 keeper.close()
                 raise
-
-    def _hold(self, keeper: keepers.Keeper, name: str, fds: Sequence[int]) -> keepers.Keeper:
-        """Give the claim to the keeper, or to its standby if the keeper ends; returns the process that has it."""
-        try:
-            keeper.hold(name, fds)
-        except keepers.KeeperGone:
-            keeper.close()
-            keeper = keepers.connect(self.socket)
-            keeper.hold(name, fds)
-        return keeper
 
     def _claimed(
         self,
@@ -219,10 +210,3 @@ class _TakenByAnother(Exception):
     def __init__(self, reason: errors.CrustError) -> None:
         super().__init__(str(reason))
         self.reason = reason
-
-
-def _kill(vm: int) -> None:
-    """Kill the VM and wait until it has ended, without a limit: until then it may write."""
-    with contextlib.suppress(ProcessLookupError):
-        signal.pidfd_send_signal(vm, signal.SIGKILL)
-    select.select([vm], [], [])

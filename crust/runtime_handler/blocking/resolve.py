@@ -75,7 +75,21 @@ def resolve_source(root: str, source: str) -> Resolved | NotDeferred:
     resolved = _by_name(entries, plain)
     if resolved is None and real != plain:
         resolved = _by_name(entries, real)
-    return resolved or _by_guard(entries, source, real) or NotDeferred(source)
+    if resolved is not None:
+        return resolved
+    guard = mountinfo.holding(real)
+    if guard is None or not mount_api.is_guard(guard):
+        return NotDeferred(source)
+    for entry in entries.scan():
+        if entry.record is not None and _is_on(entry.record.target.text, guard):
+            inside = os.path.join(guard.root, os.path.relpath(real, guard.target))
+            return Resolved(entry.record, os.path.normpath(inside).lstrip("/"))
+    raise errors.NotReady.named(
+        "GuardWithoutEntry",
+        f"the mount source {source} cannot be used",
+        why=f"{guard.target} awaits a deferred volume, and the handoff directory has no readable entry for it",
+        hint="the CO must publish the volume again, e.g. after a restart of the node; see `crust volumes`",
+    )
 
 
 def _by_name(entries: store.Store, path: str) -> Resolved | None:
@@ -93,22 +107,6 @@ def _prefixes(path: str) -> Iterator[volumes.TargetPath]:
         with contextlib.suppress(volumes.InvalidPath):
             yield volumes.TargetPath.parse(path)
         path = os.path.dirname(path)
-
-
-def _by_guard(entries: store.Store, source: str, real: str) -> Resolved | None:
-    guard = mountinfo.holding(real)
-    if guard is None or not mount_api.is_guard(guard):
-        return None
-    for entry in entries.scan():
-        if entry.record is not None and _is_on(entry.record.target.text, guard):
-            inside = os.path.join(guard.root, os.path.relpath(real, guard.target))
-            return Resolved(entry.record, os.path.normpath(inside).lstrip("/"))
-    raise errors.NotReady.named(
-        "GuardWithoutEntry",
-        f"the mount source {source} cannot be used",
-        why=f"{guard.target} awaits a deferred volume, and the handoff directory has no readable entry for it",
-        hint="the CO must publish the volume again, e.g. after a restart of the node; see `crust volumes`",
-    )
 
 
 def _is_on(target: str, guard: mountinfo.Mount) -> bool:

@@ -219,25 +219,20 @@ def _record(
             hint="start the pod with that runtime, or correct crust.dev/runtime-handler",
         )
     mount = mountinfo.at(record.target.text)
-    if mount is not None and mount_api.is_guard(mount):
-        return _with_group_of_guard(record)
-    if must_be_guarded and record.crust.request is not None:
-        raise errors.NotReady.named(
-            "GuardMissing",
-            f"the volume at {record.target} cannot be claimed",
-            why="no guard mount is on top of its target, and the CO gives the pod's fsGroup to the guard",
-            hint="retry: the proxy mounts it again; if it stays so, see `crust status`",
-        )
-    return record
-
-
-def _with_group_of_guard(record: Record) -> Record:
-    """The record's own group has priority. The files of a read-only volume must not be changed (H-12)."""
-    target = record.target.text
+    if mount is None or not mount_api.is_guard(mount):
+        if must_be_guarded and record.crust.request is not None:
+            raise errors.NotReady.named(
+                "GuardMissing",
+                f"the volume at {record.target} cannot be claimed",
+                why="no guard mount is on top of its target, and the CO gives the pod's fsGroup to the guard",
+                hint="retry: the proxy mounts it again; if it stays so, see `crust status`",
+            )
+        return record
+    # the record's own group has priority; the files of a read-only volume must not be changed (H-12)
     if record.mount.group is not None or record.readonly:
         return record
-    with syscalls.translating(f"cannot look at {target}"):
-        gid = os.stat(target, follow_symlinks=False).st_gid
+    with syscalls.translating(f"cannot look at {record.target}"):
+        gid = os.stat(record.target.text, follow_symlinks=False).st_gid
     if gid == 0:  # nobody has changed the group
         return record
     group = volumes.GroupChange(gid)  # a kubelet does not report its policy
