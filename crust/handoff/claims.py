@@ -106,13 +106,6 @@ class HypervisorLives(HeldBySandbox):
         self.sandbox_id, self.handler = claim.sandbox_id, claim.handler
 
 
-class UntrustedLock(errors.Refused):
-    """claim.lock is not the file that the proxy created."""
-
-    def __init__(self, path: str, why: str) -> None:
-        super().__init__(f"{path} is not used as a lock", why=why, hint="find out who replaced it")
-
-
 @dataclass(frozen=True, slots=True)
 class Claim:
     """The content of claim.json. `live` is not in the file: it says whether the lock was held when the claim was
@@ -410,12 +403,16 @@ def _open_lock(path: str, access: int) -> int | None:
     try:
         with syscalls.translating(f"cannot look at {path}"):
             status = os.fstat(fd)
+        why = ""
         if not stat.S_ISREG(status.st_mode):
-            raise UntrustedLock(path, "it is not a regular file")
-        if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
-            raise UntrustedLock(path, "other users may write to it")
-        if status.st_nlink > 1:
-            raise UntrustedLock(path, "it has a second hard link")
+            why = "it is not a regular file"
+        elif status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
+            why = "other users may write to it"
+        elif status.st_nlink > 1:
+            why = "it has a second hard link"
+        if why:  # it is not the file that the proxy created
+            what, hint = f"{path} is not used as a lock", "find out who replaced it"
+            raise errors.Refused.named("UntrustedLock", what, why=why, hint=hint)
     except BaseException:
         os.close(fd)
         raise

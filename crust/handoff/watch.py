@@ -13,6 +13,7 @@ The root may be deleted and created again: each hint compares the watched direct
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 from typing import Self
@@ -135,7 +136,13 @@ class Watch:
         """Watch the directory that is now at the root's path, unless it is watched already."""
         if self._observer is None:
             return
-        identity = _identity(self.root)
+        identity = None
+        with (
+            syscalls.translating(f"cannot look at {self.root}"),
+            contextlib.suppress(FileNotFoundError),
+        ):
+            status = os.stat(self.root)
+            identity = status.st_dev, status.st_ino
         if self._watched is not None:
             watch, watched = self._watched
             if watched == identity and not self._root_deleted:
@@ -154,16 +161,6 @@ class Watch:
             _log.warning("cannot watch the directory", extra={"root": self.root, "error": err})
             return
         self._watched = (watch, identity)
-
-
-def _identity(path: str) -> tuple[int, int] | None:
-    """Device and inode of the directory; None if it is absent."""
-    with syscalls.translating(f"cannot look at {path}"):
-        try:
-            status = os.stat(path)
-        except FileNotFoundError:
-            return None
-    return status.st_dev, status.st_ino
 
 
 class _EventBridge(watchdog_events.FileSystemEventHandler):

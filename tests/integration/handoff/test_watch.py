@@ -18,13 +18,14 @@ from watchdog.observers import inotify_c
 
 from crust.core import errors
 from crust.handoff import claims, entry, layout
-from crust.handoff.claims import ClaimLock, UntrustedLock
+from crust.handoff.claims import ClaimLock
 from crust.handoff.directories import UntrustedDirectory
 from crust.handoff.entry import Entry
 from crust.handoff.layout import Layout
 from crust.handoff.store import Store
 from crust.handoff.watch import RENAMES, Kinds, Watch
 from crust.runtime_handler.blocking import resolve_source
+from tests.support.raised import raised
 from tests.support.records.records import TARGET, a_record
 
 HOUR_S = 3600.0
@@ -338,9 +339,9 @@ def test_lock_of_another_user_is_not_used(trusted: Store, paths: layout.EntryPat
     with pytest.raises(errors.Refused):
         claims.read(paths)
     os.chown(paths.claim_lock, STRANGER, STRANGER)
-    with pytest.raises(UntrustedLock):
+    with raised("UntrustedLock"):
         ClaimLock.acquire(paths, TARGET)
-    with pytest.raises(UntrustedLock):
+    with raised("UntrustedLock"):
         trusted.begin_removal(TARGET)
 
 
