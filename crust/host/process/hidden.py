@@ -51,8 +51,10 @@ def exception() -> ControlGroupsExcepted | None:
 
 def may_hide(pid: str) -> bool:
     """Whether a look at all processes may pass over this process, if the kernel hides it. Raises `NotSeen`."""
-    if pid == INIT or not _excepted:
-        return pid == INIT
+    if pid == INIT:
+        return True
+    if not _excepted:
+        return False
     group = group_of(pid)
     return not group or any(f"{group}/".startswith(f"{name.rstrip('/')}/") for name in _excepted)
 
