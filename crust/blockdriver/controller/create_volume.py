@@ -151,7 +151,7 @@ class Provisioner:
             if source is not None:
                 format_in = deferral_keys.format_in(parameters.kept)
                 size_range = content_source.sized(size_range, usages, source, format_in)
-            maximum = self.stores.provisioning.maximum_bytes()
+            maximum = self.stores.provisioning.maximum_bytes
             minimum = capacity.minimum_bytes(usages)
             size_bytes = capacity.choose(size_range, minimum=minimum, maximum=maximum)
         return VolumeRecord(
@@ -252,7 +252,7 @@ class Provisioner:
             return 0, 0, 0
         usages = capability_check.usages_of(query.capabilities, parameters.fs_type)
         available = self.stores.capacity.available_bytes(thick=thick)
-        maximum = min(available, self.stores.provisioning.maximum_bytes())
+        maximum = min(available, self.stores.provisioning.maximum_bytes)
         return available, maximum, capacity.minimum_bytes(usages)
 
 

@@ -184,7 +184,7 @@ class VolumeModifier:
                 "offer GROW",
                 hint="copy the data to a volume of a class with crust.dev/grow-in: host",
             )
-        maximum = self.stores.provisioning.maximum_bytes()
+        maximum = self.stores.provisioning.maximum_bytes
         size_bytes = capacity.choose(size_range, minimum=record.capacity_bytes, maximum=maximum)
         volume_id = record.volume_id
         reserved = self.stores.capacity.reserved(

@@ -200,6 +200,8 @@ class Provisioning(Protocol):
     """The supported access modes of raw block volumes, at least `modes`: their writers can know of each other."""
     is_used_elsewhere: bool
     """Whether other nodes use volumes too, whose writers this node cannot freeze."""
+    maximum_bytes: int
+    """The size of the largest possible volume, at any free capacity (`Exhausted` is about that)."""
 
     def open(self) -> None:
         """Open the engine, and settle all volumes and sets; called once, before the records are read. The log has the
@@ -256,9 +258,6 @@ class Provisioning(Protocol):
 
     def thick_obstacle(self) -> str:
         """The reason why volumes cannot have all of their blocks from the start, and keep them; empty if they can."""
-
-    def maximum_bytes(self) -> int:
-        """The largest possible volume, at any free capacity (`Exhausted` is about that)."""
 
     def space(self) -> PoolSpace:
         """The pool's space now, in constant time. Raises `NotReady` if the pool is absent."""

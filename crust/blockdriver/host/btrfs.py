@@ -54,11 +54,8 @@ def commit(directory: AnyPath) -> None:
 
 
 def uncounted_bytes(directory: AnyPath) -> int:
-    """The bytes of data that statvfs(3) still calls free; 0 on another filesystem. Raises `NotSeen`."""
-    filesystem = filesystem_id(directory)
-    if not filesystem:
-        return 0
-    home = f"{_SYSFS}/{filesystem}/allocation"
+    """The bytes of data that statvfs(3) of a directory on btrfs still calls free. Raises `NotSeen`."""
+    home = f"{_SYSFS}/{filesystem_id(directory)}/allocation"
     kinds = answers.ask(f"the free space of {directory}", lambda: os.listdir(home), needs="/sys")
     names = [
         f"{home}/{kind}/{name}"

@@ -121,6 +121,8 @@ class MemoryBackend:
         self.snapshots: dict[str, int] = {}
         self._attached: set[volumes.VolumeId] = set()
         self.is_used_elsewhere = False
+        self.maximum_bytes = 1 << 44
+        """Larger than the pool, as with files."""
         self.written: list[set[volumes.VolumeId]] = []
         """Of each round of a group the volumes that are written to after they are copied."""
         self.taken: list[str] = []
@@ -197,10 +199,6 @@ class MemoryBackend:
             raise ImageMissing(volume_id)
         self.check_free(size_bytes)
         self.images[volume_id] = max(size_bytes, self.images[volume_id])
-
-    def maximum_bytes(self) -> int:
-        """Larger than the pool, as with files."""
-        return 1 << 44
 
     def space(self) -> PoolSpace:
         """Written data takes no space here."""

@@ -43,14 +43,15 @@ class FileAccess:
         self._known: dict[volumes.VolumeId, loop.LoopDevice] = {}
         self._tag = ""
         """The tag of this pool's loop devices, to which the end of the volume's id is appended."""
-        self._is_btrfs = False
+        self.is_btrfs = False
+        """Whether the pool is on btrfs, from `open` on."""
 
     def open(self) -> None:
         """Find the attached volumes of the pool, whose directory exists."""
         pool = os.stat(self._directories.directory)
         digest = hashlib.sha256(f"{pool.st_dev}:{pool.st_ino}".encode()).hexdigest()
         self._tag = f"{_MARK}{digest[:12]}:"
-        self._is_btrfs = bool(btrfs.filesystem_id(self._directories.directory))
+        self.is_btrfs = bool(btrfs.filesystem_id(self._directories.directory))
         self._known = {
             volume_id: device for device, volume_id in self._ours() if volume_id is not None
         }
@@ -70,14 +71,14 @@ class FileAccess:
             # Only this process attaches files of the pool: a file without a writer has no device.
             is_new, tag = not sparse.has_writers(path), self._tag + volume_id[-_TAG_ID_BYTES:]
             try:
-                device = loop.attach(path, direct_io=not self._is_btrfs, tag=tag, once=not is_new)
+                device = loop.attach(path, direct_io=not self.is_btrfs, tag=tag, once=not is_new)
             except errors.NotFound as err:
                 if listing.exists(path):
                     raise
                 raise ImageMissing(volume_id) from err
             self._known[volume_id] = device
         # at each attach: a driver may have been killed before it
-        if access.keeps_blocks or self._is_btrfs:
+        if access.keeps_blocks or self.is_btrfs:
             loop.keep_blocks(device)
         return replace(_attachment(device), is_new=is_new)
 

@@ -74,7 +74,7 @@ class NewFileVolume:
 
     def create(self, size_bytes: int) -> None:
         """A sparse file, which takes no space yet."""
-        sparse.create(self.image, size_bytes, in_place=self.pool.is_btrfs())
+        sparse.create(self.image, size_bytes, in_place=self.pool.access.is_btrfs)
 
     def allocate(self, size_bytes: int) -> None:
         """By fallocate(2)."""
@@ -167,6 +167,8 @@ class FileProvisioning:
     modes = raw_modes = MODES
     is_used_elsewhere = False
     """A pool belongs to one node."""
+    maximum_bytes = _LARGEST_FILE_BYTES
+    """At any free space: too little space is another error."""
 
     def __init__(
         self,
@@ -177,13 +179,13 @@ class FileProvisioning:
         self.directories = directories
         self.sets = sets
         self._pool = directories.directory
-        self._access = access
+        self.access = access
         self.own_blocks = OwnBlocks(
             directories,
             sets,
             access.attached_here,
             clones=self.copies_at_once,
-            is_btrfs=self.is_btrfs,
+            is_btrfs=lambda: access.is_btrfs,
         )
         self._clones: bool | None = None
 
@@ -191,12 +193,9 @@ class FileProvisioning:
         """Settle volumes and snapshots, and find the attached ones."""
         self.directories.open()
         self.sets.open()
-        self._access.open()
+        self.access.open()
         self._clones = None
         self.own_blocks.forget()
-
-    def is_btrfs(self) -> bool:
-        return bool(btrfs.filesystem_id(self._pool))
 
     def check_usable(self) -> None:
         """Whether the pool takes writes and the kernel has loop devices."""
@@ -228,7 +227,7 @@ class FileProvisioning:
 
     def remove(self, volume_id: volumes.VolumeId) -> None:
         """Remove the directory's name, unless a loop device still has the file: its writer would lose data."""
-        attachment = self._access.attached(volume_id)
+        attachment = self.access.attached(volume_id)
         if attachment is not None:
             raise StillAttached(volume_id, attachment.shown)
         with self.own_blocks.changing(volume_id):
@@ -261,7 +260,7 @@ class FileProvisioning:
 
     def check_image(self, volume_id: volumes.VolumeId) -> None:
         """By the file's name alone: a file has no mark of its maker. Raises `ImageReplaced`."""
-        self._access.check_image(volume_id)
+        self.access.check_image(volume_id)
         if not listing.exists(self.directories.image(volume_id)):
             raise ImageMissing(volume_id)
 
@@ -293,10 +292,6 @@ class FileProvisioning:
             return ""
         return f"the filesystem of {place} is {fs_type}, and only {', '.join(_IN_PLACE)} keep a file's blocks"
 
-    def maximum_bytes(self) -> int:
-        """The largest possible file, at any free space: too little space is another error."""
-        return _LARGEST_FILE_BYTES
-
     def space(self) -> PoolSpace:
         """The space of the pool's filesystem. Raises `NotSeen` where the pool itself is not seen."""
         before_bytes = self._free_bytes()
@@ -313,7 +308,7 @@ class FileProvisioning:
 
     def _free_bytes(self) -> int:
         # first: a write goes from them to the used bytes
-        uncounted_bytes = btrfs.uncounted_bytes(self._pool)
+        uncounted_bytes = btrfs.uncounted_bytes(self._pool) if self.access.is_btrfs else 0
         return max(sparse.space(self._pool).available_bytes - uncounted_bytes, 0)
 
     def image_ids(self) -> frozenset[volumes.VolumeId]:
@@ -335,7 +330,7 @@ class FileProvisioning:
 
     def image_problem(self, volume_id: volumes.VolumeId, size_bytes: int) -> str:
         """The path is no regular file, or the file is shorter than at its creation. Raises `ImageReplaced`."""
-        self._access.check_image(volume_id)
+        self.access.check_image(volume_id)
         try:
             present_bytes = sparse.size_bytes(self.directories.image(volume_id))
         except sparse.NotAnImage as err:
@@ -358,7 +353,7 @@ class FileProvisioning:
 
     def cloned_bytes(self, volume_id: volumes.VolumeId) -> int:
         """On btrfs what the image shares with no file; 0 elsewhere. Raises `NotSeen`."""
-        if not self.is_btrfs():
+        if not self.access.is_btrfs:
             return 0
         return self.own_blocks.unshared_bytes(self.directories.image(volume_id))
 
@@ -388,7 +383,7 @@ class FileProvisioning:
 
     def written_back(self, volume_id: volumes.VolumeId) -> Place:
         """The file of a volume, after a write-back of its device."""
-        attached = self._access.attached(volume_id)
+        attached = self.access.attached(volume_id)
         if attached is not None:
             devices.sync(attached.host_device.path)
         return self.directories.image(volume_id)

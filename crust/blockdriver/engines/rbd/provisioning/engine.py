@@ -68,6 +68,8 @@ class RbdProvisioning(RbdSnapshots):
     """Several writers too: each has a claim, and RBD orders their writes."""
     is_used_elsewhere: bool = field(default=True, init=False)
     """By the guests and kernels of all nodes."""
+    maximum_bytes: int = field(default=_MOST_OBJECTS * _OBJECT_BYTES, init=False)
+    """Of an image with an object map."""
 
     background: BackgroundWork = field(init=False)
     freeing: Freeing = field(init=False)
@@ -105,10 +107,6 @@ class RbdProvisioning(RbdSnapshots):
     def thick_obstacle(self) -> str:
         """Always: an object of an image exists from its first write on."""
         return "Ceph allocates the blocks of an image when they are written"
-
-    def maximum_bytes(self) -> int:
-        """The maximum of an image with an object map."""
-        return _MOST_OBJECTS * _OBJECT_BYTES
 
     def open(self) -> None:
         """Settle volumes and sets, and begin the background work."""

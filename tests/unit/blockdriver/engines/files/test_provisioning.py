@@ -57,6 +57,8 @@ IMAGE = Image(IDS.snapshot_id("snap"), VOLUME, SIZE)
 class _Attached:
     """Knows the device of every volume."""
 
+    is_btrfs = False
+
     def __init__(self, device: Path) -> None:
         source = volumes.BlockSource(str(device), volumes.DeviceIdentity(7, 0, 1))
         self._attachment = Attachment(source, SIZE)
