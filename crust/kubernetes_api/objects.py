@@ -36,6 +36,7 @@ class Metadata(GoStruct):
     name: str = ""
     uid: str = ""
     resource_version: str = ""
+    deletion_timestamp: pydantic.AwareDatetime | None = None
     continue_: str = Field("", alias="continue")
 
 
@@ -63,6 +64,7 @@ class Condition(GoStruct):
 
     type: str = ""
     status: str = ""
+    last_transition_time: pydantic.AwareDatetime | None = None
 
 
 class NodeSpec(GoStruct):

@@ -1,8 +1,9 @@
 """Whether a deferred volume may be detached: only if every node that may have it is known not to use it.
 
-Kubernetes detaches by force when an unmount takes more than six minutes, and a guest that outlives its pod keeps the
-volume. Kubernetes does not ask the node then, and the driver's controller knows of no guest. But the kubelet lists in
-Node.status.volumesInUse the volumes that it has not unmounted yet, and it adds a volume before it mounts it.
+Kubernetes detaches by force from a node that is not ready when an unmount takes more than six minutes, and a guest
+that outlives its pod keeps the volume. Kubernetes does not ask the node then, and the driver's controller knows of no
+guest. But the kubelet lists in Node.status.volumesInUse the volumes that it has not unmounted yet, and it adds a
+volume before it mounts it.
 
 The nodes that may have the volume: CSINode translates the driver's node id while the driver is registered there. An
 orderly stop of crust ends the registration, so a detach by force often finds none. Then every node counts that a
@@ -18,6 +19,11 @@ that the machine is off. Kubernetes then detaches and deletes without waiting; a
 storage (`out_of_service`). Crust believes the taint only if the node is not ready: a node whose kubelet reports is
 alive. A node that is not ready, a deleted Node object and a detach by force prove nothing: each happens to a machine
 that only lost its network.
+
+Kubernetes removes a volume from Node.status.volumesAttached before it deletes the VolumeAttachment. A kubelet that
+starts after that takes the volume for one that is not attached, and leaves it out of volumesInUse while a guest has
+it (Kubernetes 1.36, updateReconstructedFromNodeStatus). So an absent volume proves nothing if the node's condition
+Ready has changed since the VolumeAttachment was deleted.
 """
 
 import time
@@ -63,12 +69,12 @@ class VolumesInUse:
     absent_s: float = ABSENT_S
     now: Callable[[], float] = time.monotonic
     _absent: dict[str, _Absence] = field(default_factory=dict)
-    _attachments: Informer[VolumeAttachment, VolumeAttachmentSpec] = field(init=False)
+    _attachments: Informer[VolumeAttachment, VolumeAttachment] = field(init=False)
     _volumes: Informer[PersistentVolume, CSISource | None] = field(init=False)
     _registered: Informer[CSINode, CSINode] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._attachments = Informer(self.api, VolumeAttachment, lambda attachment: attachment.spec)
+        self._attachments = Informer(self.api, VolumeAttachment, lambda attachment: attachment)
         self._volumes = Informer(self.api, PersistentVolume, lambda volume: volume.spec.csi)
         self._registered = Informer(self.api, CSINode, lambda node: node)
 
@@ -85,7 +91,7 @@ class VolumesInUse:
             # waits for the first lists after a start, or after an outage
             await followed.check_known(f"the use of volume {volume_id[:128]}")
         # several objects made by hand may name one volume
-        inline = map(_inline, self._attachments.known.values())
+        inline = (_inline(each.spec) for each in self._attachments.known.values())
         handles = [
             handle
             for handle in (*self._volumes.known.values(), *inline)
@@ -103,7 +109,7 @@ class VolumesInUse:
         ids = _ids(driver, self._registered.known.values())
         nodes = {name for name, known_id in ids.items() if node_id and known_id == node_id}
         if not nodes:
-            attached = self._attached(driver, volume_id)
+            attached = {each.spec.node_name for each in self._of_volume(driver, volume_id)}
             nodes = {name for name in attached if not node_id or name not in ids}
         if not nodes:
             place = f"the node id {node_id[:192]!r} is not known" if node_id else "no node is named"
@@ -114,19 +120,19 @@ class VolumesInUse:
             raise _unknown(volume_id, why, "call with the node_id of each")
         return sorted(nodes)
 
-    def _attached(self, driver: str, volume_id: str) -> set[str]:
-        """The nodes with attachments of the volume; without any, the nodes with attachments of unknown volumes."""
-        nodes, unknown = set(), set()
+    def _of_volume(self, driver: str, volume_id: str) -> list[VolumeAttachment]:
+        """The attachments of the volume; without any, the attachments of unknown volumes."""
+        found, unknown = [], []
         for attachment in self._attachments.known.values():
-            if attachment.attacher != driver:
+            spec = attachment.spec
+            if spec.attacher != driver:
                 continue
-            source = self._volumes.known.get(attachment.source.persistent_volume_name)
-            handle = _inline(attachment) or source
+            handle = _inline(spec) or self._volumes.known.get(spec.source.persistent_volume_name)
             if handle is None:
-                unknown.add(attachment.node_name)
+                unknown.append(attachment)
             elif handle.volume_handle == volume_id:
-                nodes.add(attachment.node_name)
-        return nodes or unknown
+                found.append(attachment)
+        return found or unknown
 
     async def _check_node(self, name: str, driver: str, volume_id: str) -> None:
         node = await self.api.get(Node, name)
@@ -143,9 +149,18 @@ class VolumesInUse:
                 why="the node reports it in use: a guest may write to it, even if its pod has ended",
                 hint=f"stop the guest on that node; {_IF_DEAD}",
             )
-        if not any(condition.type == "Ready" for condition in node.status.conditions):
+        ready = next((each for each in node.status.conditions if each.type == "Ready"), None)
+        if ready is None:
             why = f"the kubelet of node {name} has not reported since its Node object was made"
             raise _unknown(volume_id, why, f"wait until it reports; {_IF_DEAD}")
+        for attachment in self._of_volume(driver, volume_id):
+            deleted = attachment.metadata.deletion_timestamp
+            if attachment.spec.node_name != name or deleted is None:
+                continue
+            if ready.last_transition_time is None or ready.last_transition_time >= deleted:
+                why = f"node {name} was lost or came back after Kubernetes began to detach: its list may lack volumes"
+                hint = f"end what runs on the node, power it off, and taint it {TAINT}"
+                raise _unknown(volume_id, why, hint)
 
     def _check_gone(self, name: str, volume_id: str) -> None:
         """Raise unless the Node object has been absent for long enough.

@@ -18,6 +18,7 @@ from tests.support.raised import raised
 DRIVER, VOLUME, NODE = "block.csi.crust.dev", "vol-1", "worker-1"
 ALWAYS, NEVER = {"crust.dev/defer": "always"}, {"crust.dev/defer": "never"}
 FOLLOWED = ("persistentvolumes", "volumeattachments", "csinodes")
+DELETED, BEFORE, AFTER = (f"2026-07-01T12:00:0{second}Z" for second in (5, 4, 6))
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 
 
@@ -33,11 +34,19 @@ class Cluster:
         self.node(NODE, VOLUME)
         self.registered(NODE)
 
-    def node(self, name: str, *in_use: str, taint: str = "", ready: str = "Unknown") -> None:
+    def node(
+        self,
+        name: str,
+        *in_use: str,
+        taint: str = "",
+        ready: str = "Unknown",
+        since: str | None = BEFORE,
+    ) -> None:
         """A Node object, and the volumes that its kubelet reports."""
         node = recorded("node-in-use-not-ready")
         node["metadata"] = {**node["metadata"], "name": name}
-        node["status"]["conditions"] = [{"type": "Ready", "status": ready}] if ready else []
+        condition = {"type": "Ready", "status": ready, "lastTransitionTime": since}
+        node["status"]["conditions"] = [condition] if ready else []
         node["status"]["volumesInUse"] = [f"kubernetes.io/csi/{DRIVER}^{id_}" for id_ in in_use]
         node["spec"] = {"taints": [{"key": taint, "effect": "NoExecute"}]} if taint else {}
         self.api.add(node, "nodes")
@@ -56,7 +65,8 @@ class Cluster:
 
     def attached(self, node: str, volume: str = "pv-1") -> None:
         attachment = recorded("volumeattachment-detach-error")
-        attachment["metadata"] = {**attachment["metadata"], "name": f"csi-{node}-{volume}"}
+        changed = {"name": f"csi-{node}-{volume}", "deletionTimestamp": DELETED}
+        attachment["metadata"] = {**attachment["metadata"], **changed}
         attachment["spec"]["nodeName"] = node
         attachment["spec"]["source"] = {"persistentVolumeName": volume}
         self.api.add(attachment, "volumeattachments")
@@ -325,6 +335,19 @@ async def test_silent_kubelet_is_no_answer(cluster: Cluster, controller: Control
     cluster.api.add(fresh, "nodes")
     with unknown("has not reported since its Node object was made"):
         await controller.detach()
+
+
+@pytest.mark.parametrize("since", [DELETED, AFTER, None])
+async def test_node_lost_or_back_since_detach_began_is_no_answer(
+    cluster: Cluster, controller: Controllers, since: str | None
+) -> None:
+    """Kubernetes reports the volume as attached no more: a kubelet that starts then does not list it as in use."""
+    for ready in ("True", "Unknown"):
+        cluster.node(NODE, ready=ready, since=since)
+        with unknown("after Kubernetes began to detach"):
+            await controller.detach()
+    cluster.node(NODE, taint=OUT_OF_SERVICE, since=since)
+    await controller.detach()
 
 
 # The API server itself.
