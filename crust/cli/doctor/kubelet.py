@@ -81,7 +81,8 @@ def forced_detach(node: Node) -> Iterator[Finding]:
     concerned = ", ".join(attached) or "drivers that a controller attaches"
     yield warning(
         f"whether the cluster detaches volumes by force cannot be seen from a node; it concerns {concerned}",
-        "six minutes after a pod's deletion kube-controller-manager detaches its volume, even under a live guest",
+        "six minutes after a pod's deletion kube-controller-manager detaches its volume from a node that is not "
+        "ready, even under a live guest",
         "check that it runs with --disable-force-detach-on-timeout=true: "
         "kubectl -n kube-system get pod -l component=kube-controller-manager -o yaml | grep force-detach; "
         "or run crust shim --controller beside its controller. With attachRequired: false no detach happens",

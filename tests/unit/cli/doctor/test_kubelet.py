@@ -23,6 +23,7 @@ def test_forced_detach_is_a_warning_for_drivers_that_are_attached(good: Node, wh
         good = replace(good, proxy=replace(HEALTHY, drivers=(DRIVER, other)))
     text = bad(good, "forced-detach", Level.WARNING)
     assert "it concerns ebs.csi.aws.com" in text
+    assert "from a node that is not ready" in text
     assert "grep force-detach" in text
 
 
