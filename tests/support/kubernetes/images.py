@@ -24,6 +24,8 @@ SHELL = "docker.io/library/busybox:latest"
 SANDBOX = "registry.k8s.io/pause:tests"
 """What containerd keeps a pod's namespaces with."""
 _SHELLS = (SHELL, SANDBOX)
+ATTACHER = "registry.k8s.io/sig-storage/csi-attacher:v4.13.0"
+"""Of a driver that crust wraps: the chart has no driver whose controller attaches."""
 _SCRIPTS = {
     "usr/bin/mount": "#!/bin/sh\nwhile read -r device path type options _; do\n"
     'echo "$device on $path type $type ($options)"\ndone </proc/self/mounts\n',
@@ -54,7 +56,7 @@ def served(directory: Path) -> Iterator[str]:
     _umoci("config", "--image", base, "--tag", "shell", *_entrypoint("sleep", "infinity"))
     tags = {_within_registry(name): "shell" for name in _SHELLS}
     of_suite = _of_storage_suite()
-    for name in (*sidecars().values(), *of_suite):
+    for name in (*sidecars().values(), ATTACHER, *of_suite):
         program = "agnhost" if name in of_suite else Path(name.rpartition(":")[0]).name
         if program not in tags.values():
             layer = directory / f"{program}.tar"

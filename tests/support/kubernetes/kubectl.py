@@ -29,11 +29,13 @@ class Kubectl:
     """One user of the cluster."""
 
     kubeconfig: Path
+    within_s: int = WITHIN_S
+    """How long a wait may take, at most."""
 
     def _run(self, arguments: tuple[str, ...], given: str) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
             (str(PROGRAMS / "kubectl"), f"--kubeconfig={self.kubeconfig}", *arguments),
-            input=given, capture_output=True, text=True, timeout=2 * WITHIN_S, check=False,
+            input=given, capture_output=True, text=True, timeout=2 * self.within_s, check=False,
         )  # fmt: skip
 
     def refusal(self, *arguments: str, given: Any = None) -> str:
@@ -50,8 +52,11 @@ class Kubectl:
 
     def apply(self, *objects: Any) -> None:
         """Make objects, or change them."""
-        listed = {"apiVersion": "v1", "kind": "List", "items": list(objects)}
-        self.run("apply", "--filename=-", given=json.dumps(listed))
+        self.run("apply", "--filename=-", given=_listed(objects))
+
+    def delete(self, *objects: Any) -> None:
+        """Delete them, and wait until they are gone."""
+        self.run("delete", "--filename=-", given=_listed(objects))
 
     def get(self, kind: str, name: str, *arguments: str) -> Any:
         """An object."""
@@ -64,7 +69,7 @@ class Kubectl:
     def wait(self, condition: str, *what: str) -> None:
         """Wait until a condition of kubectl-wait holds; a failure shows the objects and what happened to them."""
         done = self.run(
-            "wait", f"--for={condition}", f"--timeout={WITHIN_S}s", *what, may_fail=True
+            "wait", f"--for={condition}", f"--timeout={self.within_s}s", *what, may_fail=True
         )
         met = ("condition met", "deleted", "created")
         if not done.strip() or not all(line.endswith(met) for line in done.splitlines()):
@@ -85,3 +90,7 @@ class Kubectl:
     def shell(self, pod: str, script: str) -> str:
         """The output of a script in a pod's first container."""
         return self.run("exec", pod, "--", "sh", "-ec", script).strip()
+
+
+def _listed(objects: tuple[Any, ...]) -> str:
+    return json.dumps({"apiVersion": "v1", "kind": "List", "items": list(objects)})

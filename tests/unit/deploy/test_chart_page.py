@@ -60,10 +60,11 @@ def value_at(path: str) -> Any:
     return found
 
 
-def test_sidecars_of_kubernetes_tests_are_those_of_chart() -> None:
+def test_kubernetes_tests_build_sidecars_that_they_name() -> None:
     modules = (chart.CHECKOUT / "tests/support/third_party/kubernetes/sidecars/go.mod").read_text()
-    built = dict(re.findall(r"kubernetes-csi/external-(\w+)/v\d+ (v\S+)", modules))
-    assert built == {role: name.rpartition(":")[2] for role, name in images.sidecars().items()}
+    built = re.findall(r"kubernetes-csi/external-(\w+)/v\d+ (v\S+)", modules)
+    named = {name.rpartition("/")[2] for name in (*images.sidecars().values(), images.ATTACHER)}
+    assert {f"csi-{role}:{version}" for role, version in built} == named
 
 
 def test_values_of_the_pages_exist() -> None:
