@@ -73,9 +73,16 @@ class NodeSpec(GoStruct):
     taints: tuple[Taint, ...] = ()
 
 
+class NodeSystemInfo(GoStruct):
+    """The kubelet's report of its machine. `boot_id`: the kernel's, another one after each boot (random(4))."""
+
+    boot_id: str = Field("", alias="bootID")
+
+
 class NodeStatus(GoStruct):
     """The kubelet's report. `volumes_in_use`: unique names of volumes that it has not unmounted."""
 
+    node_info: NodeSystemInfo = NodeSystemInfo()
     conditions: tuple[Condition, ...] = ()
     volumes_in_use: tuple[str, ...] = ()
 

@@ -23,7 +23,8 @@ that only lost its network.
 Kubernetes removes a volume from Node.status.volumesAttached before it deletes the VolumeAttachment. A kubelet that
 starts after that takes the volume for one that is not attached, and leaves it out of volumesInUse while a guest has
 it (Kubernetes 1.36, updateReconstructedFromNodeStatus). So an absent volume proves nothing if the node's condition
-Ready has changed since the VolumeAttachment was deleted.
+Ready has changed since the VolumeAttachment was deleted, unless the node has booted since the first call of that
+detach: no guest of before lives, and Kubernetes gives the volume to no pod until the VolumeAttachment has gone.
 """
 
 import time
@@ -69,6 +70,8 @@ class VolumesInUse:
     absent_s: float = ABSENT_S
     now: Callable[[], float] = time.monotonic
     _absent: dict[str, _Absence] = field(default_factory=dict)
+    _boots: dict[str, str] = field(default_factory=dict)
+    """The boot of the node at the first call of each detach, by the UID of the VolumeAttachment."""
     _attachments: Informer[VolumeAttachment, VolumeAttachment] = field(init=False)
     _volumes: Informer[PersistentVolume, CSISource | None] = field(init=False)
     _registered: Informer[CSINode, CSINode] = field(init=False)
@@ -140,6 +143,12 @@ class VolumesInUse:
             self._check_gone(name, volume_id)
             return
         self._absent.pop(name, None)
+        deleted = [
+            attachment
+            for attachment in self._of_volume(driver, volume_id)
+            if attachment.spec.node_name == name and attachment.metadata.deletion_timestamp
+        ]
+        self._note_boots(deleted, node.status.node_info.boot_id)
         if _is_out_of_service(node):
             return
         if f"kubernetes.io/csi/{driver}^{volume_id}" in node.status.volumes_in_use:
@@ -153,14 +162,21 @@ class VolumesInUse:
         if ready is None:
             why = f"the kubelet of node {name} has not reported since its Node object was made"
             raise _unknown(volume_id, why, f"wait until it reports; {_IF_DEAD}")
-        for attachment in self._of_volume(driver, volume_id):
-            deleted = attachment.metadata.deletion_timestamp
-            if attachment.spec.node_name != name or deleted is None:
-                continue
-            if ready.last_transition_time is None or ready.last_transition_time >= deleted:
+        for attachment in deleted:
+            began, changed = attachment.metadata.deletion_timestamp, ready.last_transition_time
+            boots = self._boots[attachment.metadata.uid], node.status.node_info.boot_id
+            has_booted = all(boots) and len(set(boots)) == 2
+            if (changed is None or began is None or changed >= began) and not has_booted:
                 why = f"node {name} was lost or came back after Kubernetes began to detach: its list may lack volumes"
-                hint = f"end what runs on the node, power it off, and taint it {TAINT}"
+                hint = f"drain the node and boot it; if that does not help, power it off and taint it {TAINT}"
                 raise _unknown(volume_id, why, hint)
+
+    def _note_boots(self, deleted: Iterable[VolumeAttachment], boot_id: str) -> None:
+        """Note the boot of the first call of each detach, as long as its VolumeAttachment is there."""
+        uids = {attachment.metadata.uid for attachment in self._attachments.known.values()}
+        self._boots = {uid: boot for uid, boot in self._boots.items() if uid in uids}
+        for attachment in deleted:
+            self._boots.setdefault(attachment.metadata.uid, boot_id)
 
     def _check_gone(self, name: str, volume_id: str) -> None:
         """Raise unless the Node object has been absent for long enough.

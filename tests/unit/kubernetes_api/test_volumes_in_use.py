@@ -41,12 +41,14 @@ class Cluster:
         taint: str = "",
         ready: str = "Unknown",
         since: str | None = BEFORE,
+        boot: str = "1",
     ) -> None:
         """A Node object, and the volumes that its kubelet reports."""
         node = recorded("node-in-use-not-ready")
         node["metadata"] = {**node["metadata"], "name": name}
         condition = {"type": "Ready", "status": ready, "lastTransitionTime": since}
         node["status"]["conditions"] = [condition] if ready else []
+        node["status"]["nodeInfo"] = {"bootID": boot}
         node["status"]["volumesInUse"] = [f"kubernetes.io/csi/{DRIVER}^{id_}" for id_ in in_use]
         node["spec"] = {"taints": [{"key": taint, "effect": "NoExecute"}]} if taint else {}
         self.api.add(node, "nodes")
@@ -57,15 +59,18 @@ class Cluster:
         metadata = {"name": name, "uid": uid}
         self.api.add({"metadata": metadata, "spec": {"drivers": drivers}}, "csinodes")
 
-    def volume(self, attributes: dict[str, str] | None, name: str = "pv-1") -> None:
+    def volume(
+        self, attributes: dict[str, str] | None, name: str = "pv-1", handle: str = VOLUME
+    ) -> None:
         volume = recorded("pv-csi")
         volume["metadata"] = {**volume["metadata"], "name": name}
-        volume["spec"]["csi"]["volumeAttributes"] = attributes
+        volume["spec"]["csi"] |= {"volumeAttributes": attributes, "volumeHandle": handle}
         self.api.add(volume, "persistentvolumes")
 
     def attached(self, node: str, volume: str = "pv-1") -> None:
         attachment = recorded("volumeattachment-detach-error")
-        changed = {"name": f"csi-{node}-{volume}", "deletionTimestamp": DELETED}
+        name = f"csi-{node}-{volume}"
+        changed = {"name": name, "deletionTimestamp": DELETED, "uid": name}
         attachment["metadata"] = {**attachment["metadata"], **changed}
         attachment["spec"]["nodeName"] = node
         attachment["spec"]["source"] = {"persistentVolumeName": volume}
@@ -348,6 +353,39 @@ async def test_node_lost_or_back_since_detach_began_is_no_answer(
             await controller.detach()
     cluster.node(NODE, taint=OUT_OF_SERVICE, since=since)
     await controller.detach()
+
+
+async def test_node_that_booted_since_detach_began_has_no_guest(
+    cluster: Cluster, controller: Controllers
+) -> None:
+    users = VolumesInUse(controller.client)
+    async with users.following(Health()):
+        await controller.listed()
+        for boot in ("1", "1", ""):
+            cluster.node(NODE, ready="True", since=AFTER, boot=boot)
+            with unknown("after Kubernetes began to detach"):
+                await controller.ask(users)
+        cluster.node(NODE, VOLUME, ready="True", since=AFTER, boot="2")
+        with used():
+            await controller.ask(users)
+        cluster.node(NODE, ready="True", since=AFTER, boot="2")
+        await controller.ask(users)
+
+
+async def test_boot_of_another_detach_proves_nothing(
+    cluster: Cluster, controller: Controllers
+) -> None:
+    cluster.volume(ALWAYS, "pv-2", "vol-2")
+    cluster.attached(NODE, "pv-2")
+    users = VolumesInUse(controller.client)
+    async with users.following(Health()):
+        await controller.listed()
+        with used():
+            await controller.ask(users)
+        cluster.node(NODE, ready="True", since=AFTER, boot="2")
+        with unknown("after Kubernetes began to detach"):
+            await users.check_detach(DRIVER, "vol-2", NODE)
+        await controller.ask(users)
 
 
 # The API server itself.
