@@ -5,8 +5,11 @@ errno is no answer, and no answer is `NotSeen`: a look that misses a process wou
 processes the kernel may hide: crust/host/process/hidden.py.
 """
 
+import errno
+import fcntl
 import math
 import os
+import termios
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -16,7 +19,7 @@ from crust.core import volumes
 from crust.core.printable import printable
 from crust.host import answers
 from crust.host.block.holders import Holder
-from crust.host.process import arguments, hidden, syscalls
+from crust.host.process import arguments, hidden, processes, syscalls
 
 Number = tuple[int, int]
 Openers = Mapping[Number, tuple[Holder, ...]]
@@ -150,7 +153,7 @@ def _devices_of(
 
     `of_all`: in a look at all processes, one that may hide has the devices that the kernel shows.
     """
-    directory, names = f"/proc/{pid}/fd", _descriptors_of(pid, of_all=of_all)
+    names = _descriptors_of(pid, of_all=of_all)
     for index, fd in enumerate(names):
         if index % _FILES_AT_ONCE == 0 and time.thread_time() > deadline_s:
             # unknown is in use, so no process is skipped
@@ -161,10 +164,7 @@ def _devices_of(
                 hint="limit the open files of that process (RLIMIT_NOFILE), or end it",
             )
         try:
-            path = os.readlink(f"{directory}/{fd}")
-            if path[0] != "/" or path == "/dev/null":  # a socket, a pipe
-                continue
-            device = syscalls.block_device_at(f"{directory}/{fd}")
+            device = _device_of(pid, fd)
         except OSError as err:
             if of_all and err.errno in hidden.HIDDEN:
                 _check_may_hide(pid, err)
@@ -172,7 +172,55 @@ def _devices_of(
                 raise
             continue  # closed meanwhile, or of a process that may hide
         if device is not None:
-            yield fd, (os.major(device), os.minor(device))
+            yield fd, device
+
+
+def _device_of(pid: str, fd: str) -> Number | None:
+    """The block device that a descriptor is of; None if it is of another file. Raises `OSError`."""
+    path = f"/proc/{pid}/fd/{fd}"
+    name = os.readlink(path)
+    if name[0] != "/" or name == "/dev/null":  # a socket, a pipe
+        return None
+    try:
+        device = syscalls.block_device_at(path)
+    except OSError as err:
+        # for every file on an xfs whose disk has failed, or of a FUSE server that has changed its type
+        if err.errno != errno.EIO or _may_be_device(pid, fd):
+            raise
+        return None
+    return None if device is None else (os.major(device), os.minor(device))
+
+
+def _may_be_device(pid: str, fd: str) -> bool:
+    """Whether a descriptor is open, and neither of a directory nor of a regular file: by what the kernel answers for
+    those without their filesystem (Linux fs/namei.c, path_init; fs/ioctl.c, FIONREAD). Raises `OSError`.
+    """
+    process = answers.seen(processes.of(int(pid)))
+    if process is None:
+        return False
+    with processes.holding(process) as pidfd:
+        if pidfd is None:
+            return False
+        try:
+            with syscalls.closing(syscalls.copy_descriptor(pidfd, int(fd))) as copy:
+                if not _is_directory(copy):
+                    fcntl.ioctl(copy, termios.FIONREAD, bytes(4))
+        except OSError as err:
+            # EBADF: it was closed meanwhile, or is of O_PATH, which opens no device; EINVAL: a loop device
+            if err.errno not in (errno.ENOTTY, errno.EINVAL, errno.EBADF):
+                raise
+            return err.errno != errno.EBADF
+    return False
+
+
+def _is_directory(fd: int) -> bool:
+    try:
+        os.close(os.open(".", os.O_PATH | os.O_CLOEXEC, dir_fd=fd))
+    except OSError as err:
+        if err.errno not in (errno.ENOTDIR, errno.EIO):
+            raise
+        return err.errno == errno.EIO  # of the filesystem, which is asked for directories alone
+    return True
 
 
 def _descriptors_of(pid: str, *, of_all: bool) -> list[str]:

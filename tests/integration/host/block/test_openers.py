@@ -2,13 +2,18 @@
 
 import itertools
 import os
+import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 
 import pytest
 
 from crust.host.answers import NotSeen
 from crust.host.block import openers
+from crust.host.process import syscalls
+from tests.support.drivers import pools
 from tests.support.waiting_processes import waiting
 
 pytestmark = pytest.mark.root
@@ -103,3 +108,44 @@ def test_look_that_a_busy_machine_keeps_waiting_is_not_refused(
     clock = itertools.count(step=10)
     monkeypatch.setattr("time.monotonic", lambda: float(next(clock)))
     openers.openers()
+
+
+OPEN = "home = sys.argv[1]; files = [os.open(f'{home}/{name}', flags) for name, flags in (%s)]"
+PLAIN = "('file', os.O_RDWR), ('', os.O_RDONLY), ('file', os.O_PATH), ('node', os.O_PATH)"
+DEVICE = "('node', os.O_RDONLY),"
+
+
+@pytest.fixture
+def failed(disk: str, tmp_path: Path) -> Iterator[Callable[[str], AbstractContextManager[int]]]:
+    """An xfs with a file and a node of the disk, which fails once a process has some of them open."""
+    home = tmp_path / "home"
+
+    @contextmanager
+    def opened(names: str) -> Iterator[int]:
+        with waiting(OPEN % names, str(home)) as pid:
+            pools.fail(home)
+            with pytest.raises(OSError, match="Input/output error"):
+                syscalls.block_device_at(f"/proc/{pid}/fd/{max(os.listdir(f'/proc/{pid}/fd'))}")
+            yield pid
+
+    with pools.mounted("xfs", tmp_path, home, size=320 << 20):
+        (home / "file").touch()
+        os.mknod(home / "node", 0o600 | stat.S_IFBLK, os.stat(disk).st_rdev)
+        yield opened
+
+
+def test_files_of_failed_filesystem_are_seen_to_be_no_devices(
+    failed: Callable[[str], AbstractContextManager[int]], disk: str
+) -> None:
+    """xfs answers nothing about its files once its disk has failed; that stops no other volume."""
+    number = os.stat(disk).st_rdev
+    with failed(PLAIN) as pid:
+        assert [*openers._devices_of(str(pid))] == []
+        assert openers.openers().get((os.major(number), os.minor(number)), ()) == ()
+
+
+def test_device_by_node_of_failed_filesystem_is_not_seen(
+    failed: Callable[[str], AbstractContextManager[int]],
+) -> None:
+    with failed(DEVICE) as pid, pytest.raises(OSError, match="Input/output error"):
+        [*openers._devices_of(str(pid))]
