@@ -35,7 +35,7 @@ from tests.support.containers import (
     Containerd,
 )
 from tests.support.faults.refusals import refused
-from tests.support.forms import of_guests, pod
+from tests.support.forms import node_list, of_guests, pod
 from tests.support.forms.form import Volume
 from tests.support.forms.pod import CephPods, Pod
 from tests.support.rendered_pods import RenderedPod
@@ -84,6 +84,7 @@ async def test_volume_lives_in_containers_of_the_image(pods: Pods, image: Path) 
 @pytest.mark.vm
 async def test_pod_of_the_image_publishes_to_a_guest(containerd: Containerd, image: Path) -> None:
     with pod.serving(containerd, chart.choice("local"), Pod, image) as node:
+        await node_list.deferred_publish_and_unpublish(node)
         await of_guests.guests(node)
 
 

@@ -99,6 +99,7 @@ OF_ANY_DRIVER: tuple[Entry, ...] = (
     of_operators.gc,
     of_operators.end_orphan,
     of_faults.kill_of_each_process,
+    of_faults.failed_filesystem_beside,
     of_guests.guests,
 )
 """What also a node does that serves no driver of crust."""

@@ -9,6 +9,14 @@ from tests.support.co import capability
 from tests.support.faults.refusals import refused, until_probe
 from tests.support.forms.form import ANSWER_S, TARGET, Form, Volume, staged
 
+FAILED = """
+truncate -s 320M /tmp/failed.img; mkfs.xfs -q /tmp/failed.img; mount -o loop /tmp/failed.img /mnt; rm /tmp/failed.img
+exec 3>/mnt/file
+python3 -c 'import fcntl, os; fcntl.ioctl(os.open("/mnt", os.O_RDONLY), 0x8004587D, b"\\2\\0\\0\\0")'
+echo failed; read end
+"""
+"""XFS_IOC_GOINGDOWN: from then on xfs answers EIO, as after an error of its disk."""
+
 
 async def kill_of_each_process(form: Form) -> None:
     """A guest keeps its volume, and the next process of crust knows it."""
@@ -25,6 +33,19 @@ async def kill_of_each_process(form: Form) -> None:
             assert form.run("findmnt", "--source", device).returncode == 1
         await volume.unpublish()
         assert not form.is_mounted(TARGET)
+
+
+async def failed_filesystem_beside(form: Form) -> None:
+    """A process that has a file of a failed filesystem open is in nobody's way."""
+    async with staged(form) as volume:
+        with form.running("env", "--chdir=/", "unshare", "--mount", "sh", "-ec", FAILED) as process:
+            assert process.stdout is not None
+            line = await asyncio.to_thread(process.stdout.readline)
+            assert line == "failed\n", line
+            await volume.publish()
+            with form.sandbox():
+                pass
+            await volume.unpublish()
 
 
 async def reboot(form: Form) -> None:

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
+from crust.core import volumes
+from crust.handoff.store import Store
 from tests.support.booted_systemd import CHECKOUT
 from tests.support.forms.form import TARGET, Form, staged
 
@@ -17,12 +19,14 @@ async def guests(form: Form) -> None:
     """A guest mounts the volume and writes to it; another guest reads it; the host mounts it at no time."""
     async with staged(form, runtime=runtime(form)) as volume:
         await volume.publish()
+        entry = Store(form.seen("/run/crust/volumes")).read(volumes.TargetPath(TARGET))
+        assert entry is not None
+        device = entry.require().device
+        assert device.startswith("/dev/loop")
         for script in (WRITE, "cat /data/file"):
             with guest(form, script):
-                (device,) = form.output(
-                    "findmnt", "--noheadings", "--output=SOURCE", TARGET
-                ).split()
-                assert not device.startswith("/dev/"), "the guard mount"
+                assert "ext4" in form.output("blkid", "-p", device)
+                assert form.run("findmnt", "--source", device).returncode == 1  # not on the host
         await volume.unpublish()
         assert not form.is_mounted()
 

@@ -132,7 +132,7 @@ def test_lock_of_client_silent_during_a_change_is_not_broken(
         engine.place.ioctx("cannot note") as ioctx,
         image_use.changing(engine.place, ioctx, B) as image,
     ):
-        image.create_snap(f"clone-{D}")
+        image.create_snap(copies._snapshot_for(D))
     monkeypatch.setattr(copies, "SOFT_DEPTH", 0)
     with writer.running(ceph, namespace, B) as client:
         owners = lock_owners(engine, B)
