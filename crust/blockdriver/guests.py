@@ -44,7 +44,6 @@ class Guests:
                 "NoRuntimeSocket",
                 "the guest that has the volume cannot be reached",
                 why="the driver was started without runtime_socket",
-                hint="set it to the proxy's Runtime API (/run/crust/runtime.sock), or unpublish the volume first",
             )
 
     async def freeze(self, target: volumes.TargetPath, thaw_after_s: int) -> bool:

@@ -170,7 +170,7 @@ class PoolWatch:
             "PoolNotOpened",
             f"the pool in {self._pool.shown} is not served",
             why=": ".join(part for part in (error.error_name, error.what, error.why) if part),
-            hint=error.hint or error.advice,
+            hint=error.hint,
         )
         named.__cause__ = error
         return named

@@ -65,7 +65,6 @@ async def write(path: Path, members: AsyncIterator[tuple[str, bytes]]) -> int:
             "UnknownArchive",
             f"{path} cannot be written",
             why=f"its name ends with none of {', '.join(SUFFIXES)}",
-            hint="name it FILE.tar.gz",
         )
     prefix = path.name.removesuffix(".tgz").removesuffix(".tar.gz") or "crust"
     flags, count = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0

@@ -48,7 +48,6 @@ def print_settings(programs: Sequence[str], config: Path | None, form: Format) -
             "NoSettingsFile",
             "no settings are checked",
             why=f"{daemons.CONFIG_DIR} has none of {', '.join(f'{program}.toml' for program in PROGRAMS)}",
-            hint="name a program to see its defaults, or a file by --config",
         )
     rows: list[Setting] = []
     refused: list[str] = []

@@ -1,18 +1,18 @@
 """`crust explain`: the page of an error, found by the name that a message, a log line or ErrorInfo shows.
 
-It reads docs/errors.md, the one table of the names, which is a part of the wheel: an installed crust explains its
-own version. It imports no other module of crust, whose optional dependencies may be missing.
+It reads docs/errors.md, the one table of the names, which is a part of the package: an installed crust explains its
+own version.
 """
 
 import difflib
 import re
-import sys
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import click
+
+from crust.core import errors
 
 _OTHERS = "## What others say"
 """The last section: texts that are no errors of crust."""
@@ -52,27 +52,16 @@ class Page:
 def print_page(name: str) -> None:
     """Print the page of the error `name`, in any case, with or without brackets.
 
-    Raises click.UsageError for a name that no error has, and where the table was not installed.
+    Raises click.UsageError for a name that no error has.
     """
-    try:
-        table = _table()
-    except OSError as error:
-        raise click.UsageError(f"the table of the errors is missing: {error}") from None
-    pages_by_name = {page.name.lower(): page for page in (*pages(table), *foreign_pages(table))}
+    every = (*pages(errors.TABLE), *foreign_pages(errors.TABLE))
+    pages_by_name = {page.name.lower(): page for page in every}
     key = name.strip("[]").lower()
     if key not in pages_by_name:
         near = difflib.get_close_matches(key, pages_by_name, n=1)
         suggestion = f": did you mean {pages_by_name[near[0]].name}?" if near else ""
         raise click.UsageError(f"no error of crust is called {name!r}{suggestion}")
     click.echo(pages_by_name[key].text())
-
-
-def _table() -> str:
-    """The table of the checkout, else of the environment that the wheel was installed in."""
-    try:
-        return (Path(__file__).parents[2] / "docs" / "errors.md").read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return Path(sys.prefix, "share", "crust", "errors.md").read_text(encoding="utf-8")
 
 
 def pages(table: str) -> Iterator[Page]:

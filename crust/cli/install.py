@@ -177,8 +177,6 @@ def check_settings(directory: Path) -> None:
             "SettingsRefused",
             "crust is installed, and a unit that reads these settings would not serve",
             why="; ".join(refused),
-            hint="correct them before a restart; crust config check says whether a file is accepted. A pool "
-            "needs the version that wrote it",
         )
 
 

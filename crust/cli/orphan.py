@@ -40,7 +40,6 @@ async def end(run_dir: str, name: str, *, is_confirmed: bool) -> None:
             "NotOrphaned",
             f"nothing is ended: the volume {row.volume_id} has no virtual machine that is lost to its runtime",
             why=f"{state}, and the runtime {row.handler} has not said that this sandbox is lost",
-            hint="delete its pod; if the runtime's daemon does not run, start it: it looks then",
         )
     for row in orphans:
         await workers.run(_end, run_dir, row, is_confirmed)
@@ -76,7 +75,6 @@ def _end(run_dir: str, row: views.VolumeRow, is_confirmed: bool) -> None:  # noq
             "OrphanLives",
             f"process {row.claimed_by_pid} was killed, and the volume {row.volume_id} is not free",
             why="its claim is held still" if has_ended else "the kernel has not ended it yet",
-            hint="a process that waits for a disk ends when the disk answers; the kernel frees its claim then",
         )
     click.echo(printable(ended(row)))
 
@@ -113,10 +111,7 @@ def _prove(paths: layout.EntryPaths, row: views.VolumeRow) -> None:
             why = f"process {pid} has not the claim's lock, and no process that has it watches that process"
     if why:
         raise errors.NotReady.named(
-            "OrphanNotProven",
-            f"process {pid} is not ended for the volume {row.volume_id}",
-            why=why,
-            hint="`crust describe VOLUME` shows its holders; run this in the host's PID namespace",
+            "OrphanNotProven", f"process {pid} is not ended for the volume {row.volume_id}", why=why
         )
 
 

@@ -85,10 +85,7 @@ def locked(note: str | os.PathLike[str]) -> Iterator[None]:
     ):
         if not locks.try_lock(file.fileno()):
             raise errors.NotReady.named(
-                "TrialRuns",
-                f"{note} is not undone",
-                why="the `crust try` that wrote it runs",
-                hint="wait for its end, or stop it: it undoes its steps",
+                "TrialRuns", f"{note} is not undone", why="the `crust try` that wrote it runs"
             )
         yield
 
@@ -103,7 +100,6 @@ def request_of(note: Path) -> TrialRequest:
             "TrialNoteUnreadable",
             f"the note {note} cannot be read",
             why=f"it is not the note of a `crust try`: {error.error_count()} errors",
-            hint="`crust pool` shows the volume, whose name begins with crust-try-",
         ) from error
 
 
@@ -216,7 +212,6 @@ class Trial:
                 "NotClaimed",
                 f"no sandbox claimed the volume at {self.target} in {self.request.wait_s:g} s",
                 why=f"it is published to the handler {handler}, and the trial starts no sandbox",
-                hint="start a sandbox with that mount source meanwhile",
             ) from error
         self.show("waiting for the end of the sandbox")
         try:
@@ -240,7 +235,6 @@ class Trial:
             "EventsEnded",
             "the state of the volume's sandbox is not known",
             why="the proxy ended its events: it stops, or is replaced by another process",
-            hint="try again when the proxy serves",
         )
 
     async def _entry(self) -> inspect_pb2.DeferredVolume:
@@ -324,7 +318,6 @@ async def try_publish(run_dir: str, request: TrialRequest) -> int:
                 "NoDriverToTry",
                 f"no driver {request.driver or '(none was named)'} can be tried",
                 why=f"the proxy serves {', '.join([driver.name for driver in served]) or 'none'}",
-                hint="choose one with --driver; `crust drivers` shows them",
             )
         request = request.model_copy(update={"driver": matching[0].name})
         async with _ports(request, matching[0].socket) as (csi, controller):

@@ -58,7 +58,6 @@ class InvalidDeferKey(errors.InvalidRequest):
         super().__init__(
             f"whether and how to defer the mount cannot be decided: {key} is {value[:64]!r}",
             why=f"it must be {allowed}",
-            hint="correct the StorageClass and create the volume again, or correct volumeAttributes",
         )
 
 
@@ -158,8 +157,6 @@ def passphrase(volume_id: str, *secrets: Mapping[str, str]) -> str:
         f"volume {volume_id[:128]!r} is encrypted, and its passphrase is not known",
         why=f"the publish has no secret {PASSPHRASE!r}, and the stage had none, or this process was started "
         "after it: secrets are kept in memory only",
-        hint="delete the pod, so that the kubelet stages the volume again; or set "
-        "csi.storage.k8s.io/node-publish-secret-name in the StorageClass, so that each publish has it",
     )
 
 
@@ -173,9 +170,6 @@ def ceph_user(volume_id: str, *secrets: Mapping[str, str]) -> tuple[str, str]:
         f"volume {volume_id[:128]!r} is in a Ceph cluster, and the key of a user of it is not known",
         why=f"the call has no secrets {USER_ID!r} and {USER_KEY!r}, and the stage had none, or this process "
         "was started after it: secrets are kept in memory only",
-        hint="delete the pod, so that the kubelet stages the volume again; and set "
-        "csi.storage.k8s.io/node-stage-secret-name, node-publish-secret-name and node-expand-secret-name in the "
-        "StorageClass, so that each call has it",
     )
 
 
@@ -190,14 +184,12 @@ def check_host_publish(volume_id: str, format_in: FormatIn, *, is_block: bool) -
             f"volume {volume_id[:128]!r} cannot be published on this host",
             why=f"{ENCRYPTION} says that it is encrypted, and only a guest opens it: the host would show a pod the "
             "encrypted bytes, or keep its data unencrypted",
-            hint="run the pod with a runtime class whose handler offers LUKS, with crust.dev/defer: always",
         )
     if format_in == "guest" and not is_block:
         raise errors.NotReady.named(
             "FilesystemOfGuest",
             f"volume {volume_id[:128]!r} cannot be mounted on this host",
             why=f"{FORMAT_IN} is guest: its filesystem is untrusted, and no host parses it",
-            hint="run the pod with a runtime class whose handler offers FORMAT, with crust.dev/defer: always",
         )
 
 
@@ -237,5 +229,4 @@ def raw_block_volume() -> errors.InvalidRequest:
         "CannotDeferRawBlock",
         "the volume cannot be published with deferral",
         why="it is published as a raw block device, which has no filesystem to mount",
-        hint="publish it without defer_fs_ops: a microVM runtime attaches the device itself",
     )

@@ -7,21 +7,30 @@ the package that raises it defines it. Only `crust.rpc.status` knows gRPC codes.
 answers logs them, once. No field may hold a secret, because messages reach the CO's events and every log.
 
 A name is unique in the project and stable (docs/api.md): a message to a caller begins with `[MountFailed]`, the log
-has it as `error_name`. docs/errors.md is the one table of the names, which `crust explain MountFailed` prints from.
+has it as `error_name`. docs/errors.md, a part of the package, is the one table of the names. It owns what to do about
+each: the message of an error without a `hint` of its own ends with it, and `crust explain MountFailed` prints it.
 """
 
+import re
+from pathlib import Path
 from typing import ClassVar, Self
+
+TABLE = Path(__file__).parents[1].joinpath("errors.md").read_text(encoding="utf-8")
+"""docs/errors.md, as the wheel has it."""
+
+_ROW = re.compile(r"\| `(\w+)` \| .* \| (.*) \|")
+ADVICE = {
+    row[1]: row[2].replace("\\|", "|") for row in map(_ROW.fullmatch, TABLE.splitlines()) if row
+}
+"""What to do about an error, by its name."""
 
 
 class CrustError(Exception):
     """Base of all errors of crust.
 
-    `what` failed, `why`, and what to do about it (`hint`). All three are for people; `why` and `hint`
-    may be empty.
+    `what` failed, `why`, and what to do about it (`hint`: the table's, unless the case needs one of its own). All
+    three are for people; `why` and `hint` may be empty.
     """
-
-    advice: ClassVar[str] = ""
-    """What to do about any error of the branch; a leaf's `hint` is more precise."""
 
     answered_as: "ClassVar[type[CrustError] | None]" = None
     """The branch that gives the status code, where it is not the error's own (crust/host/process/syscalls.py)."""
@@ -30,14 +39,14 @@ class CrustError(Exception):
         super().__init__(what, why, hint)
         self.what = what
         self.why = why
-        self.hint = hint
+        self.hint = hint or ADVICE.get(type(self).__name__, "")
         self.error_name = type(self).__name__
         """The class's name for a leaf. An error that a peer answered with keeps the peer's name."""
 
     @classmethod
     def named(cls, name: str, what: str, *, why: str = "", hint: str = "") -> Self:
         """An error of this branch without a class of its own. `name`, a literal, has a row in docs/errors.md."""
-        error = cls(what, why=why, hint=hint)
+        error = cls(what, why=why, hint=hint or ADVICE.get(name, ""))
         error.error_name = name
         return error
 
@@ -53,70 +62,46 @@ class CrustError(Exception):
 class InvalidRequest(CrustError):
     """A field of the request is missing, malformed or not supported."""
 
-    advice = "correct the request, or the object that the CO made it from"
-
 
 class NotFound(CrustError):
     """The named object does not exist."""
-
-    advice = "treat the object as absent"
 
 
 class Conflict(CrustError):
     """The object exists already and differs from the request."""
 
-    advice = "compare the two; ask for the existing one, use another name, or remove it"
-
 
 class OperationPending(CrustError):
     """Another operation on the same object is running."""
-
-    advice = "wait"
 
 
 class NotReady(CrustError):
     """The state of the system does not allow the operation now."""
 
-    advice = "change the state: unmount, stop the sandbox, start a handler"
-
 
 class Unsupported(CrustError):
     """This process does not serve the call, in this mode or at all."""
-
-    advice = "do not ask for it here"
 
 
 class OutOfRange(CrustError):
     """A size or an offset is outside of the possible range."""
 
-    advice = "ask for another size"
-
 
 class Exhausted(CrustError):
     """No space, slot or memory is left."""
-
-    advice = "free space or slots"
 
 
 class Refused(CrustError):
     """The caller may not do this, or the path is not allowed."""
 
-    advice = "use a path or a caller that is allowed, or change the settings"
-
 
 class PeerUnavailable(CrustError):
     """The process that must answer does not run, or did not answer in time."""
-
-    advice = "start the process that is away, and read its log"
 
 
 class Corrupt(CrustError):
     """The data on disk is damaged or unknown; crust keeps it for a person to look at."""
 
-    advice = "look at it by hand; crust deletes nothing that it cannot read"
-
 
 class RuntimeFailed(CrustError):
     """A program, the kernel or a runtime failed."""
-
-    advice = "if the retries fail too, read the message and the log"

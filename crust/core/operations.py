@@ -43,11 +43,7 @@ class OperationInProgress(errors.OperationPending):
     """Another operation is running for the same key."""
 
     def __init__(self, key: Hashable, holder: str, age_s: float) -> None:
-        super().__init__(
-            f"{key} is busy",
-            why=f"{holder} has been running for {age_s:.1f} s",
-            hint="retry; the running operation finishes even if its caller stops waiting",
-        )
+        super().__init__(f"{key} is busy", why=f"{holder} has been running for {age_s:.1f} s")
         self.key = key
         self.holder = holder
         self.age_s = age_s
@@ -60,7 +56,6 @@ class OperationOverdue(errors.OperationPending):
         super().__init__(
             f"{name} of {key} has not ended",
             why=f"it has been running for {age_s:.1f} s, and goes on",
-            hint="retry; if it never ends, check the volume's disk and the kernel log for a call that hangs",
         )
         self.key = key
         self.name = name
@@ -71,9 +66,7 @@ class SystemCallTimedOut(errors.PeerUnavailable):
 
     def __init__(self, key: str, timeout_s: float) -> None:
         super().__init__(
-            f"{key} does not answer",
-            why=f"the system call has not returned within {timeout_s:g} s",
-            hint="check the device and the kernel log; other volumes are not affected",
+            f"{key} does not answer", why=f"the system call has not returned within {timeout_s:g} s"
         )
         self.timeout_s = timeout_s
 
@@ -85,7 +78,6 @@ class ShuttingDown(errors.PeerUnavailable):
         super().__init__(
             "this process is stopping",
             why="it finishes its running operations and starts no new ones",
-            hint="retry in a moment",
         )
 
 
@@ -156,7 +148,6 @@ def check_wanted() -> None:
             "OperationGivenUp",
             f"{running.name} of {running.key} was ended before it was complete",
             why=why,
-            hint="retry, if it is still wanted: the retry begins again",
         )
 
 

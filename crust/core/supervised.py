@@ -122,7 +122,6 @@ async def _repeated(
                 "BackgroundWorkFails",
                 f"background work ({label}) of this process fails",
                 why=f"{failures} times in a row, at last with {type(error).__name__}: {error}",
-                hint="crust repeats it; check the limits of the process, its memory and open files",
             )
             health.report(label, problem, is_fatal=False)
             if end is not None and failures >= ATTEMPTS:

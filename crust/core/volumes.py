@@ -30,11 +30,7 @@ class InvalidPath(errors.InvalidRequest):
 
     def __init__(self, role: str, path: str, why: str) -> None:
         shown = path if len(path) <= 200 else f"{path[:200]}… ({len(os.fsencode(path))} bytes)"
-        super().__init__(
-            f"{role} {shown!r} is invalid",
-            why=why,
-            hint="send an absolute, normalised path below the kubelet's root directory",
-        )
+        super().__init__(f"{role} {shown!r} is invalid", why=why)
 
 
 HANDLER_NAME = r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?"

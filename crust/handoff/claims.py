@@ -56,7 +56,6 @@ class NotPublished(errors.NotFound):
         super().__init__(
             f"no deferred volume is published at {target}",
             why="the handoff directory has no entry for it",
-            hint="publish it with deferral first",
         )
 
 

@@ -15,11 +15,7 @@ class UntrustedDirectory(errors.Refused):
     """A directory of the handoff belongs to another user, or others may write to it."""
 
     def __init__(self, path: str, why: str) -> None:
-        super().__init__(
-            f"{path} is not trusted",
-            why=why,
-            hint="find out who created it; crust neither uses nor deletes anything in it",
-        )
+        super().__init__(f"{path} is not trusted", why=why)
 
 
 def exists(path: str) -> bool:

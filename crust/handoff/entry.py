@@ -35,7 +35,6 @@ class UnknownHandoffFile(errors.Corrupt):
         super().__init__(
             f"{path} has no meaning in the handoff directory",
             why="the specification does not define this name",
-            hint="crust keeps it; move it away",
         )
 
 

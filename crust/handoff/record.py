@@ -49,22 +49,14 @@ class UnreadableHandoffRecord(errors.Corrupt):
     """mountInfo.json or claim.json cannot be read, or breaks its schema."""
 
     def __init__(self, path: str, why: str) -> None:
-        super().__init__(
-            f"the record {path} cannot be read",
-            why=why,
-            hint="crust keeps it: find out who wrote it, then move the entry away and publish the volume again",
-        )
+        super().__init__(f"the record {path} cannot be read", why=why)
 
 
 class UnrecordableMount(errors.InvalidRequest):
     """No valid record can express the deferred mount."""
 
     def __init__(self, target: str, why: str) -> None:
-        super().__init__(
-            f"the volume for {target} cannot be published to a runtime",
-            why=why,
-            hint="correct the driver or the request",
-        )
+        super().__init__(f"the volume for {target} cannot be published to a runtime", why=why)
 
 
 class Record(Model):
@@ -261,7 +253,6 @@ class Record(Model):
                 "NoDeviceOfImage",
                 f"the volume at {self.target} has no block device on this host",
                 why=f"it is the image {self.mount.source} of a Ceph cluster, which a hypervisor opens itself",
-                hint="use a runtime that offers NETWORK_IMAGE",
             )
         return self.mount.source
 
@@ -347,7 +338,6 @@ def unsupported(
         "UnsupportedByHandler",
         f"the volume cannot be used by runtime handler {handler!r}",
         why=f"{reason}, and the runtime does not offer {feature.name}" if feature else reason,
-        hint="publish it without that, or not deferred, or use a runtime that offers it: `crust handlers`",
     )
 
 
@@ -372,5 +362,4 @@ def _unreadable(data: bytes, path: str, err: ValidationError) -> errors.Corrupt:
         "NewerHandoffSchema",
         f"the record {path} cannot be read",
         why=f"its schema is {schema}, and this version of crust reads up to {SCHEMA}",
-        hint="upgrade the process that reads it; upgrade the proxy and the runtimes of a node together",
     )

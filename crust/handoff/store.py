@@ -48,7 +48,6 @@ class EntryDiffers(errors.Conflict):
         super().__init__(
             f"{present.target} is published already",
             why=f"volume {present.key} is published to {present.handler} there, from {present.shown_source}",
-            hint="unpublish it first",
         )
 
 

@@ -30,8 +30,6 @@ class NotSeen(errors.PeerUnavailable):
     Its code is UNAVAILABLE, after which a CO forgets nothing and asks again.
     """
 
-    advice = "`crust doctor` says which question a daemon cannot ask, and the privilege or mount that it needs"
-
 
 class _NoTruth:
     if not TYPE_CHECKING:  # for mypy the classes have no truth value at all
@@ -80,7 +78,7 @@ def ask(
     except OSError as err:
         if err.errno in absent:
             return Absent()
-        hint = f"it needs {needs}; {NotSeen.advice}" if needs else ""
+        hint = f"it needs {needs}; {errors.ADVICE['NotSeen']}" if needs else ""
         unseen = NotSeen(f"cannot see {what}", why=syscalls.reason(err), hint=hint)
         unseen.__cause__ = err
         return Unseen(unseen)

@@ -41,7 +41,6 @@ async def driver(answer: inspect_pb2.ListDriversResponse.Driver) -> views.Driver
                 "NotRegisteredYet",
                 f"the driver {answer.name} is not registered with the kubelet",
                 why="the kubelet has not answered to its socket in plugins_registry",
-                hint="start the kubelet; check that plugins_registry is below the kubelet's root directory",
             )
     except PeerStatus as err:
         problem = await workers.run(_diagnosed, answer, err)

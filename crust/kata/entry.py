@@ -52,7 +52,6 @@ def name_of(key: str) -> str:
             "KataPathTooLong",
             f"the volume at {key} cannot be given to Kata",
             why=f"the path has {len(data)} bytes, and Kata's directory takes {KEY_BYTES_MAX}",
-            hint="use a shorter name for the volume, or a kubelet's root with a shorter path",
         )
     return base64.urlsafe_b64encode(data).decode("ascii")
 
@@ -116,7 +115,6 @@ class KataEntries:
                 "KataEntryForeign",
                 f"the volume at {record.target} cannot be given to Kata",
                 why=f"{self.root}/{name} is not crust's: another program made an entry for this path",
-                hint="find out which one did (kata-runtime direct-volume, another CSI driver), and remove that entry",
             )
         if kind is not Kind.ABSENT:
             return kind

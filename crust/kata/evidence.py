@@ -24,9 +24,7 @@ class VmUnknown(errors.NotReady):
 
     def __init__(self, sandbox_id: str, why: str) -> None:
         super().__init__(
-            f"the virtual machine of sandbox {sandbox_id} cannot be identified",
-            why=why,
-            hint="retry; if it stays so, delete the pod, and look for its hypervisor by the sandbox's id in `ps`",
+            f"the virtual machine of sandbox {sandbox_id} cannot be identified", why=why
         )
 
 
@@ -111,7 +109,6 @@ def not_attached(record: Record, sandbox_id: str, why: str) -> errors.CrustError
         "VolumeNotAttached",
         f"the volume at {record.target} is not in the virtual machine of sandbox {sandbox_id}",
         why=why,
-        hint="delete the pod; its process was not started",
     )
 
 

@@ -168,8 +168,6 @@ class KataGate:
                     f"pod {pod.name} gets no deferred volume",
                     why=f"Kata's {runtime.kind.value} has made its sandbox, and kata.toml names a configuration of "
                     "the other",
-                    hint="name the configuration that containerd gives to this runtime (ConfigPath), and restart "
-                    "crust kata",
                 )
             sandbox = _sandbox(pod, runtime)
             user, features = _user(container), installation.features
@@ -269,8 +267,6 @@ class KataGate:
                     "RuntimeNotNamed",
                     f"the volume at {record.target} cannot be used by pod {pod.name}",
                     why=f"Kata has made its sandbox, and kata.toml does not name the runtime {record.handler}",
-                    hint="name the runtime in kata.toml again, and restart crust kata; or publish the volume to "
-                    "another runtime",
                 )
             whole, name = resolved.require_whole(), entry.name_of(mount.source)
             mounts.append(ServedMount(whole, name, mount.source, mount.destination))
@@ -295,7 +291,6 @@ def _without_volume(pod: Pod, container: Container, error: errors.CrustError) ->
         "RunsWithoutVolume",
         f"container {container.name} of pod {pod.name} runs without its volume",
         why=f"it was started while crust kata was away, or lost the claim: {error}",
-        hint="delete the pod: its writes to the mount were refused or are lost",
     )
     _log.error("a container runs without its volume", extra={"error": problem})
     return problem

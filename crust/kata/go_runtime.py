@@ -50,15 +50,12 @@ class GoRuntime(evidence.KataBuild):
                 "SandboxWithNvdimm",
                 f"the volume at {record.target} cannot be given to sandbox {sandbox_id}",
                 why="Kata has started it with block_device_driver nvdimm, which attaches a read-only volume writable",
-                hint="remove the annotation block_device_driver from the pod, and delete the pod",
             )
         if shares:
             raise errors.NotReady.named(
                 "SandboxWithoutBlockDevices",
                 f"the volume at {record.target} cannot be given to sandbox {sandbox_id}",
                 why="Kata has started it with disable_block_device_use, and would share the host's directory",
-                hint="remove that annotation from the pod; or set disable_block_device_use = false in the "
-                "configuration that containerd names (ConfigPath), and delete the pod",
             )
 
     def check_mounted(

@@ -88,7 +88,6 @@ class Grants:
                 "MachineUnreadable",
                 f"{path} does not say which process is the virtual machine",
                 why=str(err),
-                hint="find out who wrote it; remove it and the socket beside it when that sandbox has ended",
             ) from err
 
     def forget(self, sandbox_id: str) -> None:
@@ -146,7 +145,6 @@ class Grants:
                 f"the volume at {record.target} is not claimed for sandbox {sandbox.id}",
                 why="its keeper does not hold the claim: the container was created while crust kata was away, or "
                 "the claim has ended",
-                hint="delete the pod; its process was not started",
             )
 
     def mounted(self, sandbox: Sandbox, records: Collection[Record]) -> None:

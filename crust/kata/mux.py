@@ -26,11 +26,7 @@ class ProtocolViolated(errors.RuntimeFailed):
     """The peer of a socket sent bytes that violate its protocol; the connection cannot be used any more."""
 
     def __init__(self, violation: str, why: str) -> None:
-        super().__init__(
-            f"the container engine sent {violation}",
-            why=why,
-            hint="check that the NRI socket is containerd's or CRI-O's; the plugin connects again",
-        )
+        super().__init__(f"the container engine sent {violation}", why=why)
 
 
 def encode(connection: int, data: bytes) -> bytes:

@@ -114,7 +114,6 @@ async def serve(path: str, gate: Gate, on_registered: Callable[[], None]) -> Non
                 "EngineInOtherNamespace",
                 "crust kata does not serve the container engine",
                 why=f"the engine, process {pid}, has another mount namespace",
-                hint="run crust kata on the host, in the mount namespace of containerd, and not in a container",
             )
         await _Session(reader, writer, gate, on_registered).answer_calls()
     except ConnectionError as err:
@@ -125,13 +124,7 @@ async def serve(path: str, gate: Gate, on_registered: Callable[[], None]) -> Non
 
 
 def _unavailable(failure: str, err: OSError) -> errors.CrustError:
-    return errors.PeerUnavailable.named(
-        "EngineUnavailable",
-        failure,
-        why=err.strerror or str(err),
-        hint="the plugin connects again; start containerd, and allow NRI in its configuration: "
-        '[plugins."io.containerd.nri.v1.nri"] disable = false, disable_connections = false',
-    )
+    return errors.PeerUnavailable.named("EngineUnavailable", failure, why=err.strerror or str(err))
 
 
 class _Session:
@@ -176,7 +169,6 @@ class _Session:
                         "PluginNotRegistered",
                         "the container engine refused the NRI plugin",
                         why=answer.text[:300] or f"code {answer.code}",
-                        hint="the plugin retries the registration; read containerd's log",
                     )
             elif connection == mux.ENGINE_CALLS and message.kind == ttrpc.REQUEST:
                 began_s = asyncio.get_running_loop().time()

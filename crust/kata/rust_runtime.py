@@ -80,7 +80,6 @@ class RustRuntime(evidence.KataBuild):
                 "DeviceWritable",
                 f"the volume at {record.target} cannot be given to a sandbox read-only",
                 why=f"{record.device} accepts writes, and Kata's runtime-rs attaches it writable",
-                hint="use a driver that makes a read-only device, or Kata's Go runtime",
             )
         if mounts:
             raise errors.NotReady.named(
@@ -88,7 +87,6 @@ class RustRuntime(evidence.KataBuild):
                 f"the volume at {record.target} cannot be given to one more container of its pod",
                 why=f"process {pid} has it for another container or mount, and Kata's runtime-rs cannot attach a "
                 "volume again after one of two has ended",
-                hint="mount it once, in one container of the pod at a time, or use Kata's Go runtime",
             )
         while openers.has_open(pid, record.identity):
             if time.monotonic() >= until_s:
@@ -96,7 +94,6 @@ class RustRuntime(evidence.KataBuild):
                     "DeviceNotReleased",
                     f"the volume at {record.target} cannot be given to the next container of its pod yet",
                     why=f"the guest has not let go of the disk of the container before: process {pid} has it",
-                    hint="wait: the kubelet tries again; if it stays so, delete the pod",
                 )
             time.sleep(_AGAIN_S)
 

@@ -79,7 +79,6 @@ def orphaned(sandbox_id: str, vm_pid: int) -> errors.CrustError:
         "SandboxOrphaned",
         f"sandbox {sandbox_id} is lost to its container engine",
         why=f"its shim has ended, and its virtual machine, process {vm_pid}, goes on with the volume",
-        hint="make sure that its pod has ended (`crictl pods`); then `crust end-orphan VOLUME` ends the machine",
     )
 
 

@@ -125,7 +125,6 @@ class KataHandler(Handler):
                 "NotInSandbox",
                 f"the volume at {target} has no statistics",
                 why="no sandbox of Kata has it",
-                hint="retry when its pod runs",
             )
         return entry.require(), entry.claim.sandbox_id
 

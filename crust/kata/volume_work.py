@@ -87,8 +87,5 @@ def _log_failure(running: "asyncio.Future[None]") -> None:
 
 def _time_over(container: str, why: str) -> errors.CrustError:
     return errors.PeerUnavailable.named(
-        "EngineTimeOver",
-        f"container {container} was not prepared in time",
-        why=why,
-        hint="the engine tries again; `crust doctor` names devices and mounts that hang",
+        "EngineTimeOver", f"container {container} was not prepared in time", why=why
     )

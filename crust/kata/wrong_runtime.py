@@ -51,7 +51,6 @@ def end(container: Container) -> bool:
                 "NotOfContainer",
                 f"process {process.pid} is not ended",
                 why=f"the container engine names it for container {container.id}, and its control group does not",
-                hint="delete the pod",
             )
         with syscalls.translating(f"cannot end process {process.pid}"):
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)

@@ -51,11 +51,7 @@ class KubernetesApiUnavailable(errors.PeerUnavailable):
     """The Kubernetes API did not answer, or refused to."""
 
     def __init__(self, subject: str, why: str) -> None:
-        super().__init__(
-            f"{subject} cannot be looked up",
-            why=f"the Kubernetes API: {why[:500]}",
-            hint="the caller will retry; check the API server, and the kubeconfig and role of this program",
-        )
+        super().__init__(f"{subject} cannot be looked up", why=f"the Kubernetes API: {why[:500]}")
 
 
 class UnusableKubeconfig(InvalidSettings):

@@ -36,7 +36,6 @@ class PodName:
                 "PodInfoMissing",
                 "whether to defer the mount cannot be decided",
                 why="the pod's RuntimeClass decides, and the publish does not name the pod",
-                hint="set podInfoOnMount: true in the CSIDriver object",
             )
         return cls(*parts)
 
@@ -92,7 +91,6 @@ class PodRuntimes:
                 "PodUnknown",
                 f"the RuntimeClass of pod {pod} is not known",
                 why=f"the API server has no pod of that name with the UID {pod.uid}",
-                hint="the caller will retry: an API server that lags behind learns of the pod within seconds",
             )
         return _kept(current)
 
@@ -103,7 +101,6 @@ class PodRuntimes:
                 "RuntimeClassMissing",
                 f"whether to defer the mount for pod {pod} cannot be decided",
                 why=f"its RuntimeClass {name!r} does not exist",
-                hint="create the RuntimeClass, or correct the pod's runtimeClassName",
             )
         return runtime_class.handler
 

@@ -120,9 +120,6 @@ class Filesystems:
             f"the filesystem of the volume at {record.target.text} is smaller than its device",
             why=f"it has {superblock.size_bytes} bytes and its device {size_bytes}; runtime handler "
             f"{record.handler!r} does not offer GROW",
-            hint="nothing, if the old size is enough: pods go on with it. With crust.dev/grow-in: host in its class "
-            "this host grows it when the next pod starts; else use it once in a pod without that runtime "
-            "(docs/kata.md: a volume that was expanded)",
         )
 
     def check_log(self, record: Record) -> None:

@@ -73,7 +73,6 @@ def verify(devices: Devices, source: volumes.BlockSource | volumes.NetworkImage)
             "DeviceNotAsReported",
             f"the device {source.path} cannot be published to a runtime",
             why=f"the driver reports device {source.identity} there, and {why}",
-            hint="read the driver's log; retry if the device was attached again meanwhile",
         )
     return devices.device_set(source.identity)
 

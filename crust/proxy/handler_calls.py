@@ -43,11 +43,7 @@ class HandlerNotResponding(errors.PeerUnavailable):
     """The runtime handler did not answer a call."""
 
     def __init__(self, name: str, why: str) -> None:
-        super().__init__(
-            f"runtime handler {name!r} did not answer",
-            why=why,
-            hint="read the handler's log on this node; running sandboxes are not affected",
-        )
+        super().__init__(f"runtime handler {name!r} did not answer", why=why)
 
 
 async def problems(handler: Handler) -> str:
@@ -161,6 +157,5 @@ def _error(handler: Handler, refusal: PeerStatus) -> errors.CrustError:
             "VolumeUnknownToHandler",
             f"runtime handler {handler.name!r} does not know the volume that its sandbox has",
             why=refusal.what,
-            hint="read the handler's log; stop the sandbox if the handler has lost it",
         )
     return status.to_error(refusal)

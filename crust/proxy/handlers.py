@@ -99,14 +99,12 @@ class Handlers:
                 "AmbiguousHandler",
                 "the mount cannot be deferred: no runtime handler is named",
                 why=f"registered are: {', '.join(present)}",
-                hint="name one in the volume context: crust.dev/runtime-handler",
             )
         description = f"runtime handler {name!r}" if name else "a runtime handler"
         raise errors.NotReady.named(
             "HandlerNotRegistered",
             f"the mount cannot be deferred: {description} is needed",
             why=f"registered are: {', '.join(present)}" if present else "none is registered",
-            hint="start the handler on this node, or correct crust.dev/runtime-handler",
         )
 
     async def owner(self, name: str) -> Handler:
@@ -117,7 +115,6 @@ class Handlers:
                 "HandlerDisconnected",
                 f"runtime handler {name!r} cannot be reached",
                 why="it is not registered now",
-                hint="start it again; running sandboxes are not affected",
             )
         return handler
 
@@ -192,7 +189,6 @@ def mount_of(
             "DriverIgnoredDeferral",
             f"volume {wanted.key} was not deferred",
             why="the driver answered without deferred_mount",
-            hint="put a crust shim between the proxy and the driver; if there is one, this is a bug in the driver",
         )
     answer = csi.deferred_mount(response.deferred_mount)
     access, group, sent = wanted.access, answer.group, request.volume_capability.mount
@@ -212,7 +208,6 @@ def mount_of(
                 "DeferredMountMismatch",
                 "the driver's deferred_mount differs from the request",
                 why=f"{part} is {fact or 'none'}, and {wish} was requested",
-                hint="this is a bug in the driver or the shim in front of it",
             )
     if wanted.encryption is not None and answer.encryption is not wanted.encryption:
         raise errors.RuntimeFailed.named(
@@ -220,7 +215,6 @@ def mount_of(
             f"volume {wanted.key} was not deferred",
             why=f"{deferral_keys.ENCRYPTION} is {wanted.encryption.value}, and the driver answered without "
             "encryption: the guest would write it unencrypted",
-            hint="update the driver, or the crust shim in front of it",
         )
     return replace(
         answer,
@@ -247,7 +241,6 @@ def check_place(handler: Handler, target: volumes.TargetPath, table: Table) -> N
             "PathTooLongForHandler",
             f"the volume cannot be published to runtime handler {handler.name!r} at {target}",
             why=f"the path has {length} bytes, and its runtime takes {handler.max_target_path_bytes}",
-            hint="use a shorter name for the volume, or a kubelet's root with a shorter path",
         )
     pod, most = _POD.match(target.text), handler.max_volumes_per_sandbox
     if not most or pod is None:
@@ -261,7 +254,6 @@ def check_place(handler: Handler, target: volumes.TargetPath, table: Table) -> N
             "TooManyVolumesInSandbox",
             f"the volume cannot be published to runtime handler {handler.name!r} at {target}",
             why=f"its sandboxes have at most {most} volumes, and the pod has as many already",
-            hint="use fewer volumes in the pod, do not defer some of them, or raise the handler's limit",
         )
 
 
@@ -335,7 +327,6 @@ class HandlerRegistry:
                 "SecretsNotForCaller",
                 f"runtime handler {handler[:63]!r} does not get the secrets of the volume at {target}",
                 why="no live sandbox of that handler has claimed the volume",
-                hint="claim the volume first, and ask while the claim is held",
             )
         if not record.mount.needs_secrets:
             return handlers_pb2.GetVolumeSecretsResponse()
@@ -345,8 +336,6 @@ class HandlerRegistry:
                 "SecretsForgotten",
                 f"the secrets of the volume at {target} are not known any more",
                 why="the proxy was started after the volume was published, and keeps secrets in memory only",
-                hint="delete the pod and create it again; with requiresRepublish in the CSIDriver object and a "
-                "node-publish secret the kubelet publishes again by itself",
             )
         return handlers_pb2.GetVolumeSecretsResponse(secrets=row.secrets)
 

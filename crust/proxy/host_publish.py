@@ -48,7 +48,6 @@ class HostPublish:
                 "AlreadyDeferred",
                 f"the volume cannot be mounted at {path}",
                 why="it is published there already, to a runtime",
-                hint="unpublish it first; a publish never switches from one to the other",
             )
             residue = residue_beside(present.record, request_digest(request))
             raise self.publish.refusal(path, error, residue)

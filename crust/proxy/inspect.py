@@ -94,7 +94,6 @@ class Inspect:
                 "NoSuchDriver",
                 f"driver {request.driver[:63]!r} is not known",
                 why=f"the proxy serves {', '.join(sorted(served)) or 'none'}",
-                hint="name one of them: `crust status` lists them",
             )
         decision = await served[request.driver].policy.decide(
             flag=request.defer_fs_ops, block=request.block, context=request.volume_context

@@ -106,7 +106,6 @@ class Looks:
             "LookHangs",
             "the handoff directory and the mounts are not looked at",
             why=f"a system call of the last look has not returned within {_LATE_S:g} s",
-            hint="check the kernel log for calls that hang; claims, lost guards and changes are not seen meanwhile",
         )
         self._entries.health.report(_LOOKS, hangs, is_fatal=False)
 
@@ -173,7 +172,6 @@ class Looks:
             "PublishedDeviceChanged",
             f"the volume at {record.target} cannot be used by a runtime any more",
             why=f"its device {record.device} was {record.identity}, and {why}",
-            hint="delete the pod; the CO publishes the volume again for the next one",
         )
 
     async def mend(self, names: Set[str]) -> None:
@@ -208,7 +206,6 @@ class Looks:
                 "RestoreHangs",
                 f"the guard mount of {target} is not restored",
                 why=f"the system call has not returned within {_HANG_S:g} s",
-                hint="check the filesystem below the target and the kernel log for calls that hang",
             )
             self._entries.report_problem(row.name, "guard mount", hangs)
             return False
@@ -263,7 +260,6 @@ def _entry_problem(row: TargetRow) -> errors.CrustError | None:
         "EntryMissing",
         f"a guard mount is on {row.path}, and the handoff directory has no entry for it",
         why=f"a publish of {volume} has not succeeded, or somebody moved its entry away; then a sandbox may have it",
-        hint="move the entry back if somebody moved it; else the CO's next publish or unpublish ends this",
     )
 
 

@@ -101,8 +101,6 @@ class Policy:
                 "RuntimeClassNotAsked",
                 "whether to defer the mount cannot be decided",
                 why=f"{decider}, and this proxy does not ask the Kubernetes API",
-                hint="set kubernetes in the proxy's settings, or "
-                "crust.dev/defer to always or never in the StorageClass",
             )
         pod = PodName.of(context)
         handler = await self.runtimes.handler_of(pod)
@@ -115,6 +113,5 @@ class Policy:
                 "whether to defer the mount cannot be decided",
                 why=f"{deferral_keys.RUNTIME_HANDLER} is {handler_name!r}, "
                 f"and the pod's RuntimeClass has handler {handler!r}",
-                hint="remove crust.dev/runtime-handler from the StorageClass, or correct the pod's runtimeClassName",
             )
         return Decision(defer=True, handler=handler, decider=decider)

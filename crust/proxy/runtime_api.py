@@ -71,14 +71,12 @@ class RuntimeApi:
                 "NotMountedInSandbox",
                 f"the volume at {record.target.text} is not mounted",
                 why="it is published to a runtime, and no sandbox has it now",
-                hint="start the pod's sandbox; usage is known once it has mounted the volume",
             )
         if HandlerFeature.STATS not in handler.features:
             raise errors.NotReady.named(
                 "HandlerCannotReport",
                 f"there are no statistics of the volume at {record.target}",
                 why=f"a sandbox has it, and runtime handler {handler.name!r} does not offer STATS",
-                hint="use a handler that offers STATS, or do without: nothing else is affected",
             )
         stats = await handler_calls.stats(handler, record.target, call.time_remaining())
         await self._check_fits(record, stats)
@@ -121,7 +119,6 @@ class RuntimeApi:
                 "HandlerCannotFreeze",
                 f"the volume at {record.target} cannot be frozen",
                 why=f"a sandbox has it, and runtime handler {handler.name!r} does not offer FREEZE",
-                hint="stop the pod during the snapshot, or use a handler that offers FREEZE",
             )
         left_s = call.time_remaining()
         try:
@@ -278,15 +275,12 @@ class RuntimeApi:
                 "DeviceTooLarge",
                 f"the volume on {record.shown_source} cannot be kept within {capacity.limit_bytes} bytes",
                 why=f"the device has {size_bytes} bytes already",
-                hint="raise the limit: a filesystem fills its device",
             )
         if size_bytes < capacity.required_bytes:
             raise errors.NotReady.named(
                 "DeviceNotExpanded",
                 f"the filesystem on {record.shown_source} cannot grow to {capacity.required_bytes} bytes",
                 why=f"the device has {size_bytes} bytes",
-                hint="ControllerExpandVolume and NodeExpandVolume of the driver expand it; a driver that "
-                "has answered OK to both has not done it: see its log",
             )
         handler = await self.handlers.owner(record.handler)
         if HandlerFeature.GROW not in handler.features:
@@ -321,7 +315,6 @@ class RuntimeApi:
                 "OfflineExpansionOnly",
                 f"the filesystem of the volume at {record.target.text} was not grown",
                 why=f"runtime handler {record.handler!r} does not offer ONLINE_EXPAND, and a sandbox has it mounted",
-                hint="restart the pod: the filesystem grows when it is mounted",
             )
         capacity = volumes.CapacityRange(size_bytes, limit_bytes)
         filled_bytes = await handler_calls.expand(handler, record.target, capacity)

@@ -201,7 +201,6 @@ class CsiService:
                     "StillDeferred",
                     f"volume {key} cannot be unstaged",
                     why=f"it is published to a runtime at {row.path}",
-                    hint="unpublish it there first",
                 )
             return await self._backend.port.forward(call, data)
 

@@ -59,7 +59,6 @@ class TargetState:
             "TargetMounted",
             f"{target} cannot be prepared for a deferred mount",
             why=f"{mounted} is mounted there",
-            hint="unpublish the volume first; a publish never switches from a host mount to a deferred one",
         )
 
 
@@ -180,7 +179,6 @@ def _unreadable(key: volumes.VolumeKey | None, holder: TargetRow, why: str) -> e
         "ReservedByUnreadableEntry",
         f"volume {key} may be in use by a runtime",
         why=f"the entry {directory} cannot be read, and it {why}",
-        hint="see `crust volumes`; make sure that no sandbox has the volume, then move the entry away",
     )
 
 
@@ -192,7 +190,6 @@ def other_volume(
         "TargetOfOtherVolume",
         f"the request for volume {key} names the target {target}",
         why=f"volume {present} is published there",
-        hint="the caller confuses two volumes; check its records before retrying",
     )
 
 
@@ -390,7 +387,6 @@ def group_unknown(target: str) -> errors.CrustError:
         f"the group of the volume at {target} is not known any more",
         why="its guard mount was lost before the proxy had seen the group that the kubelet gave it, and was restored "
         "without one: a sandbox would mount the volume without the pod's fsGroup",
-        hint="delete the pod; the CO publishes the volume again for the next one",
     )
 
 

@@ -58,7 +58,7 @@ class Unpublish:
                     "UnpublishRefused",
                     f"the volume at {target} cannot be unpublished, so its pod does not end",
                     why=error.shown(),
-                    hint=error.hint or error.advice,
+                    hint=error.hint,
                 )
                 self.entries.report_problem(row.name, "unpublish", refused_again)
             raise

@@ -179,7 +179,6 @@ def parse(method: str, data: bytes) -> Any:
             "MalformedMessage",
             f"the request cannot be parsed as {rpc.input_type.full_name}",
             why="its bytes are not a valid protobuf message",
-            hint="check the caller's CSI version, and any proxy between it and crust",
         ) from err
 
 

@@ -113,8 +113,6 @@ class CsiDriver:
                 "DeferralUnsupported",
                 "the mount cannot be deferred",
                 why="the driver does not advertise DEFER_FS_OPS",
-                hint="use a driver that supports deferral, put a crust shim in front of it, or remove "
-                "crust.dev/defer from the StorageClass",
             )
 
     async def check_name(self, configured: str) -> None:
@@ -125,7 +123,6 @@ class CsiDriver:
                 "DriverNameMismatch",
                 f"volumes of driver {configured!r} cannot be deferred",
                 why=f"the driver behind that socket calls itself {reported[:63]!r}",
-                hint="correct name or backend in the proxy's settings: one volume must not have two names",
             )
 
     def missing(self, name: str, socket_path: str) -> errors.CrustError | None:
@@ -136,7 +133,6 @@ class CsiDriver:
             "DriverNotConnected",
             f"the driver {name or 'of this shim'} cannot be reached",
             why=f"there is no connection to {socket_path}",
-            hint="start the driver, and the shim in front of it; `crust status` says more",
         )
 
     async def aclose(self) -> None:

@@ -145,7 +145,6 @@ class SocketPort(Port):
                     "PeerNotResponding",
                     f"{call.method.rpartition('/')[2]} was not answered",
                     why=f"the driver or shim behind this process has not answered for {elapsed_s:.1f} s",
-                    hint="look at that process, its log, and the storage behind it; the caller may retry",
                 ) from status
             raise
         call.trailing = onward.trailing
@@ -189,7 +188,6 @@ class SocketPort(Port):
                 "AnswerTooLarge",
                 f"an answer of the process that serves {self._path} was not read",
                 why="it is larger than the limit for this kind of process",
-                hint="look at that process and its log",
             )
         is_connected = self._channel.get_state() is _READY
         if not trailing and code is grpc.StatusCode.UNAVAILABLE and not is_connected:
@@ -197,9 +195,7 @@ class SocketPort(Port):
                 (why for words, why in _REASONS if words in text), "the connection has ended"
             )
             error = PeerNotReachable(
-                f"the process that serves {self._path} cannot be reached",
-                why=why,
-                hint="start it, and look at its log; as root, if this user may not connect",
+                f"the process that serves {self._path} cannot be reached", why=why
             )
         return PeerStatus.of(error) if error is not None else PeerStatus(code, text, trailing)
 
@@ -217,7 +213,6 @@ def decoded(read: Callable[[bytes], T], answer: bytes, method: str) -> T:
             "AnswerUnreadable",
             f"the answer to {method.rpartition('/')[2]} cannot be read",
             why=f"it is no message of that call: {error}",
-            hint="find out which program listens at that socket, and read its log; the caller may retry",
         )
         raise PeerStatus.of(unreadable) from error
 

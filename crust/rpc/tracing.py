@@ -50,11 +50,7 @@ class TracesNotConfigured(errors.InvalidRequest):
     """The environment asks OpenTelemetry for a feature that crust does not have."""
 
     def __init__(self, why: str) -> None:
-        super().__init__(
-            "traces cannot be sent",
-            why=why,
-            hint="crust sends them by OTLP over gRPC: unset it, or set traces = false",
-        )
+        super().__init__("traces cannot be sent", why=why)
 
 
 @contextmanager
@@ -87,10 +83,7 @@ def _provider(program: str) -> "TracerProvider":
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as err:
         raise errors.NotReady.named(
-            "TracesNotInstalled",
-            "traces cannot be sent",
-            why="OpenTelemetry is not installed",
-            hint="install the wheel of crust with its extra otel, or set traces = false",
+            "TracesNotInstalled", "traces cannot be sent", why="OpenTelemetry is not installed"
         ) from err
     exporter = os.environ.get("OTEL_TRACES_EXPORTER", "otlp")
     if exporter != "otlp":

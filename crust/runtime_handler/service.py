@@ -41,9 +41,7 @@ class FeatureNotOffered(errors.Unsupported):
 
     def __init__(self, feature: volumes.HandlerFeature) -> None:
         super().__init__(
-            "the runtime does not support this call",
-            why=f"it does not offer {feature.name}",
-            hint="use a runtime that offers the feature: `crust handlers` lists them",
+            "the runtime does not support this call", why=f"it does not offer {feature.name}"
         )
 
 

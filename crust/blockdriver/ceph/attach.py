@@ -45,7 +45,6 @@ class ImageProcessFailed(errors.PeerUnavailable):
         super().__init__(
             f"the Ceph cluster could not be asked about the image {image}",
             why=f"the process for that gave no answer to {question!r} in time",
-            hint="see whether the cluster answers (`ceph health`); a retry asks again",
         )
 
 
@@ -169,7 +168,6 @@ class _Answers:
                 "WrongCephCluster",
                 "the Ceph cluster is another one than the volume's",
                 why=f"its id is {cluster_id}, and the volume is in {self._image.cluster}",
-                hint="correct the monitors in the driver's settings",
             )
         return {}
 

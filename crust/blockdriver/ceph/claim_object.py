@@ -182,7 +182,6 @@ def changed(ioctx: Ioctx, image: str, change: Callable[[Claims], Claims]) -> Cla
         "ImageClaimContended",
         f"the claims on the image {image} are not changed",
         why=f"other writers were first {_TRIES} times in a row",
-        hint="retry; see who changes them: `crust ceph claims`",
     )
 
 

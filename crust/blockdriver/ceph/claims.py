@@ -49,11 +49,7 @@ class ImageClaimed(errors.NotReady):
                 f"; {holder.node} has this host's machine id: either it is this host, and its runtime has another "
                 "node name than its driver, or two hosts have one /etc/machine-id"
             )
-        super().__init__(
-            f"the image {image} cannot be used on {host.node}",
-            why=why,
-            hint="stop the pod there; if the node is gone for good, cut it off: `crust ceph fence`",
-        )
+        super().__init__(f"the image {image} cannot be used on {host.node}", why=why)
 
 
 class ImageClaimLost(errors.NotReady):
@@ -63,7 +59,6 @@ class ImageClaimLost(errors.NotReady):
         super().__init__(
             f"this sandbox has lost its claim on the image {image}",
             why="it was cut off, because its node was treated as gone",
-            hint="close the image without writing, and start the pod again",
         )
 
 
@@ -222,7 +217,6 @@ def record(image: ClusterImage, holder_id: str) -> str:
             "ImageNotOpened",
             f"the client that has opened the image {image.name} is not known",
             why=f"{len(new)} new clients watch it, and it must be one",
-            hint="close the image and take it again",
         )
     [address] = new
     _record(image, holder_id, address)
@@ -288,7 +282,6 @@ def check_no_other(claims: Claims, mode: Mode, image: str, host: Host) -> None:
                 f"the image {image} cannot be shared yet",
                 why=f"{holder.shown} has taken it at {holder.claimed_at} and not opened "
                 "it: if two open it at once, nobody can assign their clients",
-                hint="retry; if it stays so, start the pod there again, or cut that node off: `crust ceph fence`",
             )
 
 
@@ -320,7 +313,6 @@ def check_watchers(image: ClusterImage) -> None:
             "ImageWatched",
             f"the image {image.name} cannot be used",
             why=f"a client that crust does not know has it open: {', '.join(sorted(unknown))}",
-            hint="find it by `rbd status`; the cluster forgets an ended client after 30 s",
         )
 
 

@@ -93,7 +93,6 @@ def reached(
                 "CephImageMissing",
                 f"there is no image {name} in {where}",
                 why="it was removed, or made elsewhere",
-                hint="compare with `rbd ls`",
             ) from err
         raise
 

@@ -101,7 +101,6 @@ class Connection:
                     "CephNamespaceMissing",
                     f"the Ceph pool {pool!r} has no namespace {namespace!r}",
                     why="the settings or the volume name it",
-                    hint="correct the name, or have an administrator make it: `rbd namespace create`",
                 )
 
     def command(self, prefix: str, **arguments: object) -> bytes:

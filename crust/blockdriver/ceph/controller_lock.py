@@ -66,7 +66,6 @@ class ControllerReplaced(errors.PeerUnavailable):
             "this controller was replaced, and ends",
             why=f"it gave no sign of life for {PATIENCE_S:g} s, and the client {address or '(none)'} has the pool's "
             "lock now",
-            hint="started again it stands by; find the reason of the pause: a paused machine, an interrupted network",
         )
 
 

@@ -22,9 +22,7 @@ class CephMonitorsUnreachable(errors.PeerUnavailable):
 
     def __init__(self, monitors: str) -> None:
         super().__init__(
-            "the Ceph cluster cannot be asked",
-            why=f"no monitor of {monitors} answered in time",
-            hint="see that the monitors run, have quorum and can be reached from here; no restart is needed",
+            "the Ceph cluster cannot be asked", why=f"no monitor of {monitors} answered in time"
         )
 
 
@@ -44,9 +42,7 @@ class CephNotPermitted(errors.Refused):
 
     def __init__(self, error_text: str, user: str) -> None:
         super().__init__(
-            f"{error_text}: client.{user} may not",
-            why="its capabilities do not cover it",
-            hint="see them by `ceph auth get`: `crust explain CephNotPermitted` lists the necessary ones",
+            f"{error_text}: client.{user} may not", why="its capabilities do not cover it"
         )
         self.user = user
 
@@ -56,9 +52,7 @@ class CephPoolMissing(errors.NotReady):
 
     def __init__(self, pool: str) -> None:
         super().__init__(
-            f"the Ceph cluster has no pool {pool!r}",
-            why="the settings or the volume name it",
-            hint="correct the name, or have an administrator make it: `ceph osd pool create`, then `rbd pool init`",
+            f"the Ceph cluster has no pool {pool!r}", why="the settings or the volume name it"
         )
         self.pool = pool
 
@@ -71,8 +65,6 @@ class CephClientBlocklisted(errors.PeerUnavailable):
         super().__init__(
             f"the Ceph cluster has blocklisted this client of client.{user}{where}",
             why="an administrator did it, or another client did, because it did not answer for 30 s",
-            hint="a retry uses a new connection; if that fails too, `ceph osd blocklist ls` has the whole host: "
-            "`ceph osd blocklist rm ADDRESS:0/0` when it may write again",
         )
 
 
@@ -83,7 +75,6 @@ class CephImageBusy(errors.PeerUnavailable):
         super().__init__(
             f"{error_text} now",
             why=f"another client changes the same image: Ceph answered {errno.errorcode[number]} ({number})",
-            hint="retry; if it stays, see who has the image open: `rbd status`, `rbd lock ls`",
         )
 
 
@@ -91,10 +82,7 @@ class CephConnectionClosed(errors.PeerUnavailable):
     """The connection to the Ceph cluster was closed, because the process ends or the driver closes the pool."""
 
     def __init__(self) -> None:
-        super().__init__(
-            "the connection to the Ceph cluster is closed",
-            hint="retry when the driver serves again",
-        )
+        super().__init__("the connection to the Ceph cluster is closed")
 
 
 class CephFailed(errors.RuntimeFailed):
@@ -102,11 +90,7 @@ class CephFailed(errors.RuntimeFailed):
 
     def __init__(self, error_text: str, number: int) -> None:
         name = errno.errorcode.get(number, "no number")
-        super().__init__(
-            f"{error_text} failed",
-            why=f"Ceph answered {name} ({number})",
-            hint="see `ceph health detail` and the log of the OSDs",
-        )
+        super().__init__(f"{error_text} failed", why=f"Ceph answered {name} ({number})")
         self.number = number
 
 
@@ -160,7 +144,6 @@ def translated(
             "CephQuotaReached",
             f"{error_text}: the Ceph pool is full",
             why="its quota is reached, or the cluster's OSDs are full",
-            hint="delete volumes or snapshots, raise the quota (`ceph osd pool set-quota`), or add OSDs",
         )
     if step == "pool" and number == errno.ENOENT:
         return CephPoolMissing(pool)
@@ -174,5 +157,4 @@ def _not_answering(error_text: str) -> errors.PeerUnavailable:
         "CephNotAnswering",
         f"{error_text}: the Ceph cluster does not answer",
         why="its OSDs have not answered in time, and may still carry out the request",
-        hint="see `ceph health detail`: are OSDs down, placement groups not active? A retry looks first",
     )

@@ -103,7 +103,6 @@ def fence(image: ClusterImage, node: str, *, even_if_connected: bool = False) ->
                 "HolderConnected",
                 f"node {connected_holder.node} is not cut off from the image {image.name}",
                 why=f"its client {connected_holder.address} is connected: {connected_holder.shown} uses the image",
-                hint="stop the pod there; a node that was switched off is listed as connected for 30 s more",
             )
         return with_ended(claims, victims)
 
@@ -152,5 +151,4 @@ def _wait_unwatched(image: ClusterImage, addresses: frozenset[str]) -> None:
         "StillWatched",
         f"the holders of the image {image.name} are not cut off yet",
         why=f"{', '.join(sorted(still_watching))} is still listed",
-        hint="see `rbd status` and `ceph osd blocklist ls`, then repeat the call",
     )

@@ -54,7 +54,6 @@ class CephUser:
                 "MonitorsInvalid",
                 f"the monitors {self.monitors[:256]!r} cannot be used",
                 why="each needs its protocol: without it a wrong key looks like monitors that are away",
-                hint="write them as `ceph mon dump` does, e.g. [v2:192.0.2.1:3300,v1:192.0.2.1:6789]",
             )
 
     def options(self, timeouts: Timeouts) -> dict[str, str]:
@@ -103,9 +102,4 @@ def key_of(path: str, user: str) -> str:
 
 
 def _unusable(path: str, why: str) -> errors.Refused:
-    return errors.Refused.named(
-        "CephKeyFileUnusable",
-        f"the key in {path} is not used",
-        why=why,
-        hint="write the output of `ceph auth get-key client.<user>` to it, and chmod 0600",
-    )
+    return errors.Refused.named("CephKeyFileUnusable", f"the key in {path} is not used", why=why)

@@ -74,7 +74,6 @@ def fenced(access: PoolAccess, node: str, image: str, *, even_if_connected: bool
             "NodeWithoutClaim",
             f"node {node} has no claim on {f'the image {image}' if image else 'any image'}",
             why=f"claims are of {', '.join(sorted(claimants)) or 'no node'}",
-            hint="compare the name with `crust ceph claims`; a node that was fenced before has no claim",
         )
     return int(failure is not None)
 

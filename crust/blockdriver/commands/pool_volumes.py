@@ -65,7 +65,6 @@ def pools(driver: str = "") -> show.Question:
                 "NoPool",
                 "there is no pool to show",
                 why=f"no driver {driver or 'of this node'} that answers has a pool of crust",
-                hint="`crust drivers` shows them",
             )
         return shown(drivers, volumes)
 
@@ -86,14 +85,12 @@ async def delete(run_dir: str, name: str, *, is_confirmed: bool) -> None:
             "VolumeNotInPool",
             f"{name} is not in a pool of this node",
             why="no driver that answers lists a volume of that id or name",
-            hint="`crust pool -o wide` lists them",
         )
     if len(matching) > 1:
         raise errors.InvalidRequest.named(
             "VolumeAmbiguous",
             f"{name} is not deleted",
             why=f"{len(matching)} volumes have this name: {', '.join(volume.volume_id for volume in matching)}",
-            hint="give the id of the volume",
         )
     (volume,) = matching
     if volume.state != "unused":
@@ -102,7 +99,6 @@ async def delete(run_dir: str, name: str, *, is_confirmed: bool) -> None:
             "VolumeNotUnused",
             f"{name} is not deleted",
             why=f"it is {volume.state}, for {', '.join(users) or 'the reason in its message'}",
-            hint="delete the pod; where a kubelet forgot it, `crust gc`",
         )
     if not is_confirmed:
         size = views.size(volume.size_bytes)

@@ -51,7 +51,6 @@ def parse_mutable(mutable_parameters: Mapping[str, str]) -> Changes:
                 "UnknownMutableParameter",
                 f"the mutable parameter {key[:128]!r} is not known",
                 why=f"this driver knows {', '.join(LIMIT_KEYS)}",
-                hint="correct the VolumeAttributesClass; nothing was changed",
             )
     changes = []
     for key, (name, least, most) in _RANGES.items():
@@ -63,7 +62,6 @@ def parse_mutable(mutable_parameters: Mapping[str, str]) -> Changes:
                 "InvalidIoLimit",
                 f"the parameter {key} cannot be {mutable_parameters[key][:64]!r}",
                 why=f"it must be 0 (no limit) or from {least} to {most} per second, such as 3000 or 64Mi",
-                hint="correct the class; nothing was changed",
             )
         changes.append((name, number))
     return tuple(sorted(changes))
@@ -96,9 +94,7 @@ class InvalidParameter(errors.InvalidRequest):
 
     def __init__(self, key: str, value: str, allowed: str) -> None:
         super().__init__(
-            f"the parameter {key} cannot be {value[:64]!r}",
-            why=f"it must be {allowed}",
-            hint="correct the StorageClass",
+            f"the parameter {key} cannot be {value[:64]!r}", why=f"it must be {allowed}"
         )
 
 
@@ -125,7 +121,6 @@ def parse(parameters: Mapping[str, str], fs_types: tuple[str, ...]) -> Parameter
                 "UnknownParameter",
                 f"the parameter {key[:128]!r} is not known",
                 why=f"this driver knows {', '.join((POOL, *KEYS))}",
-                hint="correct the StorageClass",
             )
     deferral_keys.format_in(kept)
     if deferral_keys.GROW_IN in kept:

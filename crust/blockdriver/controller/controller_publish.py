@@ -64,7 +64,6 @@ class ControllerPublish:
                 "PublishedToNodeDifferently",
                 f"{request.volume_id} is published to {request.node_id} already",
                 why="with another capability, or another readonly flag",
-                hint="unpublish it there first",
             )
         if present is not None:
             return

@@ -31,9 +31,7 @@ class VolumeExistsDifferently(errors.Conflict):
 
     def __init__(self, name: str, differences: str) -> None:
         super().__init__(
-            f"the volume {name!r} exists already",
-            why=f"its request differs in {differences}",
-            hint="choose another name, or delete the volume first",
+            f"the volume {name!r} exists already", why=f"its request differs in {differences}"
         )
 
 

@@ -182,7 +182,6 @@ class VolumeModifier:
                 f"{record.volume_id} cannot be expanded",
                 why="only guests mount it (crust.dev/defer: always), and the runtime that last had it does not "
                 "offer GROW",
-                hint="copy the data to a volume of a class with crust.dev/grow-in: host",
             )
         maximum = self.stores.provisioning.maximum_bytes
         size_bytes = capacity.choose(size_range, minimum=record.capacity_bytes, maximum=maximum)

@@ -33,7 +33,6 @@ class TopologyNotAccessible(errors.Exhausted):
         super().__init__(
             f"no {kind} can be made in the required topology",
             why=f"{kind}s of this pool can be used only at {KEY}={segment}",
-            hint="let the scheduler choose that node, or another driver's pool",
         )
 
 

@@ -110,7 +110,6 @@ class PoolIds:
                 "IdOfOtherPool",
                 f"there is no {text} here",
                 why=f"its id names another pool, and this one is {self.pool_id}",
-                hint="send the request to the driver that serves that pool",
             )
 
 
@@ -134,11 +133,7 @@ class RecordChanged(errors.OperationPending):
     """Another writer has changed a record since the caller read it."""
 
     def __init__(self, shown: str) -> None:
-        super().__init__(
-            f"{shown} is not written",
-            why="it has changed since it was read",
-            hint="retry: the call then reads the present record",
-        )
+        super().__init__(f"{shown} is not written", why="it has changed since it was read")
 
 
 class PoolHome(Protocol):
@@ -211,11 +206,7 @@ class NoHostDevice(errors.NotReady):
     def __init__(
         self, why: str = "its engine makes no block device: only a hypervisor can open it"
     ) -> None:
-        super().__init__(
-            "the volume cannot be used on this host",
-            why=why,
-            hint="publish it with deferral, to a runtime that opens such images",
-        )
+        super().__init__("the volume cannot be used on this host", why=why)
 
 
 @dataclass(frozen=True, slots=True)

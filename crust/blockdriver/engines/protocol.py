@@ -36,8 +36,6 @@ class ImageMissing(errors.Corrupt):
         super().__init__(
             f"the image of {volume_id} does not exist",
             why="the volume has a record, and the driver did not remove its image",
-            hint="restore the image under its name; or delete the volume if its data is given up: "
-            "then its name is free",
         )
 
 
@@ -59,8 +57,6 @@ class ForeignImage(errors.Corrupt):
         super().__init__(
             f"{volume_id} is not {use}",
             why=f"an image of that name is in {shown}, and the driver did not make it",
-            hint="find out whose it is, and rename it; nothing was changed. An image that was restored from a backup "
-            "becomes the volume's by `rbd image-meta set IMAGE crust.volume VOLUME`",
         )
 
 
@@ -70,7 +66,6 @@ def orphan_image(volume_id: str, present: str) -> errors.Corrupt:
         "OrphanImage",
         f"{volume_id} is not created",
         why=f"{present} exists without a record of a volume",
-        hint="find out whose data it is, and move it elsewhere (in a Ceph pool: `rbd rename`); nothing was changed",
     )
 
 
@@ -78,9 +73,7 @@ class StillAttached(errors.NotReady):
     """A volume is attached on this node, and cannot be removed or moved."""
 
     def __init__(self, volume_id: str, place: str) -> None:
-        super().__init__(
-            f"{volume_id} is in use", why=f"it is attached as {place}", hint="unstage it first"
-        )
+        super().__init__(f"{volume_id} is in use", why=f"it is attached as {place}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +111,7 @@ class NoChangeTracking(errors.NotReady):
     """The engine cannot compute the blocks that differ (CSI GetMetadataDelta: FAILED_PRECONDITION)."""
 
     def __init__(self, why: str) -> None:
-        super().__init__(
-            "changed blocks cannot be computed",
-            why=why,
-            hint="compare the snapshots' content, or use the list of allocated blocks",
-        )
+        super().__init__("changed blocks cannot be computed", why=why)
 
 
 class SnapshotMissing(errors.Corrupt):
@@ -132,7 +121,6 @@ class SnapshotMissing(errors.Corrupt):
         super().__init__(
             f"the image of {snapshot_id} does not exist",
             why="the snapshot has a record, and the driver did not remove its image",
-            hint="restore the image, or delete the snapshot",
         )
 
 

@@ -69,8 +69,6 @@ def copy(
                             "FileNotCloneable",
                             f"{source} is not copied",
                             why="its filesystem clones files but refused this one",
-                            hint="while the volume is unused, copy it to a new file (cp --reflink=never) and rename "
-                            "that over it",
                         )
                     os.ftruncate(copy_fd, size_bytes)
                     for part in extents.data_of(source_fd):
@@ -96,7 +94,6 @@ def _opened(source: AnyPath, least_bytes: int) -> Iterator[tuple[int, int]]:
                 "SourceTooShort",
                 f"{source} is not copied",
                 why=f"it has {status.st_size} bytes and should have {least_bytes}",
-                hint="find out which program truncated it; nothing was changed",
             )
         yield fd, status.st_size
 

@@ -227,7 +227,6 @@ class _Walk:
             "DirectoryDamaged",
             f"the directory with inode {inode} of the filesystem on {self._root} is damaged",
             why=why,
-            hint="take a copy, then repair the filesystem by hand (ext4: `e2fsck -f`)",
         )
 
 
@@ -236,7 +235,6 @@ def _moved() -> errors.OperationPending:
         "TreeMoved",
         "the group of the volume's files is not set everywhere",
         why=f"a directory more than {_HELD} levels above the present one, or its name, was moved meanwhile",
-        hint="retry: the next pass begins again",
     )
 
 

@@ -61,17 +61,12 @@ async def check_filesystem(
             "FilesystemCheckFailed",
             f"the ext4 on {path} cannot be checked",
             why=_tail(completed.stderr_tail, path).strip() or "e2fsck failed without a message",
-            hint=(
-                "check whether the device can be read, or newer tools know the filesystem; "
-                "it is not mounted"
-            ),
         )
     if completed.code & _E2FSCK_UNCORRECTED:
         raise errors.Corrupt.named(
             "FilesystemNeedsRepair",
             f"the ext4 on {path} is damaged",
             why=output.strip() or "e2fsck found errors that it does not correct unasked",
-            hint="take a copy, then repair it by hand",
         )
     return completed.code != 0
 

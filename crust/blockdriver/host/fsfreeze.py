@@ -63,7 +63,6 @@ class Freeze:
                         "AlreadyFrozen",
                         f"{mountpoint} is frozen already",
                         why="another program froze it, and may rely on it",
-                        hint="wait until that program thaws it, or thaw it with fsfreeze -u",
                     ) from err
                 raise
 

@@ -76,9 +76,7 @@ class KernelRefusesImage(errors.RuntimeFailed):
             errno.EIO: "no monitor answered",
         }.get(number, os.strerror(number))
         super().__init__(
-            f"the kernel does not map the image {image}",
-            why=f"{why} (errno {number})",
-            hint="the kernel's log has the reason: dmesg",
+            f"the kernel does not map the image {image}", why=f"{why} (errno {number})"
         )
 
 

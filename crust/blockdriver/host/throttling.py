@@ -28,12 +28,7 @@ class CannotThrottle(errors.NotReady):
     """This node has no control group through which the device could be limited."""
 
     def __init__(self, why: str) -> None:
-        super().__init__(
-            "I/O limits cannot be held on this node",
-            why=why,
-            hint="set io_cgroup to the group that holds the pods and give it the io controller, publish the volume"
-            " with deferral, or remove its limits (0)",
-        )
+        super().__init__("I/O limits cannot be held on this node", why=why)
 
 
 class Throttle:

@@ -117,7 +117,6 @@ class IoLimits:
                         "PublishInProgress",
                         f"{volume_id} is not modified",
                         why=f"it is deferred at {target.text}, and the proxy has no entry for it now",
-                        hint="retry when the publish or unpublish has ended",
                     ) from err
                 raise
             changed.append(target)

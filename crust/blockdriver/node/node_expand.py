@@ -29,12 +29,7 @@ class OnlineGrowthRefused(errors.NotReady):
     """A mounted filesystem cannot be grown as it is (CSI NodeExpandVolume: FAILED_PRECONDITION)."""
 
     def __init__(self, volume_id: str, why: str) -> None:
-        super().__init__(
-            f"the filesystem of {volume_id} cannot grow while it is mounted",
-            why=why,
-            hint="a writable publish grows it, in a guest or on the host; there ext4 only if the driver has "
-            "CAP_SYS_RESOURCE",
-        )
+        super().__init__(f"the filesystem of {volume_id} cannot grow while it is mounted", why=why)
 
 
 class NotPublishedAtPath(errors.NotFound):
@@ -175,7 +170,6 @@ def _check_size(request: Expand, size_bytes: int) -> None:
                 "bytes on this node"
             ),
             why=f"its device has {size_bytes}",
-            hint="call ControllerExpandVolume first",
         )
     if request.capacity.limit_bytes and size_bytes > request.capacity.limit_bytes:
         raise capability_check.AboveLimit(

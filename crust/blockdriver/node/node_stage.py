@@ -277,7 +277,6 @@ class NodeStage:
                 "StagedDifferently",
                 f"{request.volume_id} is staged already",
                 why=f"as {how}, at {', '.join(staged.paths)}",
-                hint="unstage it there first",
             )
         if staged is not None:  # its paths are the CO's, also after a detach by another program
             paths = tuple(dict.fromkeys((*staged.paths, request.path.text)))
@@ -314,9 +313,7 @@ class NodeStage:
             raise capability_check.CapabilityExceeded(volume_id, obstacle)
         if not listing.is_directory(request.path.text):
             raise errors.NotReady.named(
-                "StagingPathMissing",
-                f"the staging path {request.path.text} is not a directory",
-                hint="create it before the call",
+                "StagingPathMissing", f"the staging path {request.path.text} is not a directory"
             )
         kind: Literal["mount", "block"] = "mount"
         fs_type = ""

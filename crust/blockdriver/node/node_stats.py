@@ -103,7 +103,6 @@ class NodeStats:
                 "VolumeMountedInGuest",
                 f"the driver has no statistics of {look.volume_id} at {look.path.text}",
                 why="it was published with deferral: a guest's kernel has it mounted",
-                hint="ask through the shim, which asks the runtime",
             )
         attachment = self.stores.access.host_device(look.volume_id)
         mount = mountinfo.at(look.path.text)

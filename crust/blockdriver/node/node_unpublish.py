@@ -51,7 +51,6 @@ class NodeUnpublish:
                 "OtherVolumeAtTarget",
                 f"{volume_id} is not unpublished from {target.text}",
                 why=f"{entry.volume_id} is published there",
-                hint="unpublish with the id of that volume",
             )
         if entry is None or not entry.deferred:
             self._unmount(volume_id, target)
@@ -77,7 +76,6 @@ class NodeUnpublish:
                         "ForeignMountAtTarget",
                         f"{volume_id} is not unpublished from {target.text}",
                         why=f"{mount.fs_type} from {mount.source} is mounted there",
-                        hint="find out which program mounted it, and unmount it by hand",
                     )
             mount_api.unmount(target.text)
         target_paths.remove(target, self.target_roots)
@@ -88,9 +86,7 @@ class StillPublished(errors.NotReady):
 
     def __init__(self, volume_id: str, targets: tuple[str, ...]) -> None:
         super().__init__(
-            f"{volume_id} cannot be unstaged",
-            why=f"it is still published at {', '.join(targets)}",
-            hint="unpublish it there first",
+            f"{volume_id} cannot be unstaged", why=f"it is still published at {', '.join(targets)}"
         )
 
 

@@ -20,20 +20,14 @@ class CapabilityNotSupported(errors.InvalidRequest):
     """This driver does not support the capability."""
 
     def __init__(self, why: str) -> None:
-        super().__init__(
-            "the volume cannot have this capability", why=why, hint="request another capability"
-        )
+        super().__init__("the volume cannot have this capability", why=why)
 
 
 class CapabilityExceeded(errors.NotReady):
     """The volume exists, but not with this capability."""
 
     def __init__(self, volume_id: str, why: str) -> None:
-        super().__init__(
-            f"{volume_id} cannot be used with this capability",
-            why=why,
-            hint="use a capability that ValidateVolumeCapabilities confirms",
-        )
+        super().__init__(f"{volume_id} cannot be used with this capability", why=why)
 
 
 class AboveLimit(errors.OutOfRange):
@@ -43,7 +37,6 @@ class AboveLimit(errors.OutOfRange):
         super().__init__(
             f"{volume_id} has {size_bytes} bytes",
             why=f"limit_bytes is {limit_bytes}, and a volume never shrinks",
-            hint="raise the limit",
         )
 
 
@@ -102,9 +95,7 @@ class PublishedToOtherNode(errors.NotReady):
 
     def __init__(self, volume_id: str, node_id: str) -> None:
         super().__init__(
-            f"{volume_id} is published to the node {node_id}",
-            why="one node at a time can have it",
-            hint="unpublish it there first",
+            f"{volume_id} is published to the node {node_id}", why="one node at a time can have it"
         )
 
 

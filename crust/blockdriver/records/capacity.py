@@ -210,7 +210,6 @@ def _out_of_capacity(wanted_bytes: int, free_bytes: int) -> errors.Exhausted:
         "OutOfCapacity",
         f"no capacity for {wanted_bytes} bytes",
         why=f"{free_bytes} bytes of the pool are free; the rest is reserved or allocated",
-        hint="delete a volume or a snapshot, enlarge the pool, or request a smaller volume",
     )
 
 
@@ -226,11 +225,7 @@ class VolumeSizeNotPossible(errors.OutOfRange):
     """No size satisfies both the request and the pool."""
 
     def __init__(self, why: str) -> None:
-        super().__init__(
-            "a volume of that size is not possible",
-            why=why,
-            hint="change the requested size or its limit",
-        )
+        super().__init__("a volume of that size is not possible", why=why)
 
 
 def minimum_bytes(usages: Iterable[Usage]) -> int:

@@ -54,7 +54,6 @@ class RecordMissing(errors.Corrupt):
         super().__init__(
             f"the content of {volume_id} is unknown",
             why=f"its content record {path} does not exist, and the driver did not remove it",
-            hint="restore the record from a backup; nothing is formatted, copied or mounted on doubt",
         )
 
 
@@ -62,11 +61,7 @@ class RecordUnreadable(errors.Corrupt):
     """The record of a volume, a content or a snapshot set cannot be read: damaged, or of another version."""
 
     def __init__(self, path: str, why: str) -> None:
-        super().__init__(
-            f"the record {path} cannot be read",
-            why=why,
-            hint="restore it from a backup, or run the version that wrote it; nothing was changed",
-        )
+        super().__init__(f"the record {path} cannot be read", why=why)
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,20 +52,14 @@ class NotStaged(errors.NotReady):
     """The volume is not staged, or its device was detached since."""
 
     def __init__(self, volume_id: str, why: str = "") -> None:
-        super().__init__(
-            f"{volume_id} is not staged on this node", why=why, hint="call NodeStageVolume first"
-        )
+        super().__init__(f"{volume_id} is not staged on this node", why=why)
 
 
 class UnreadableEntry(errors.Corrupt):
     """The file of a volume is damaged, or has the schema of another version."""
 
     def __init__(self, path: str, why: str) -> None:
-        super().__init__(
-            f"the node state entry {path} cannot be read",
-            why=why,
-            hint="unpublish and unstage the volume, which removes the entry; or remove the file and start again",
-        )
+        super().__init__(f"the node state entry {path} cannot be read", why=why)
 
 
 class Staged(pydantic.BaseModel):
@@ -313,7 +307,6 @@ class AttachSlots:
                     "AttachLimitReached",
                     f"no more volumes can be published to {self._node_id}",
                     why=f"its attach limit of {self.limit} is reached",
-                    hint="unpublish one, or use another node",
                 )
             self._coming.add(volume_id)
         try:

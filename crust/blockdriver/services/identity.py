@@ -89,5 +89,4 @@ class Identity:
                 "PoolNotResponding",
                 "the block driver cannot serve volumes",
                 why=f"its pool has not answered for {err.timeout_s:g} s",
-                hint="check the pool's disk and the kernel log",
             ) from err

@@ -93,17 +93,12 @@ class Role:
                     "each node has a driver for its own volumes (node_deployment), and this call "
                     "may reach any of them"
                 ),
-                hint=(
-                    "volumes need no attach, grow in NodeExpandVolume, and keep the I/O limits "
-                    "of their creation"
-                ),
             )
         if self.is_shared and method in _OF_ATTACH:
             raise errors.Unsupported.named(
                 "NoAttachNeeded",
                 f"{method.rpartition('/')[2]} is not served here",
                 why="every node reaches the pool, and a volume is claimed in it when it is opened",
-                hint="set attachRequired to false in the CSIDriver object",
             )
 
     @property

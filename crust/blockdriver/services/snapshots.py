@@ -324,7 +324,6 @@ def check_parameters(sent: Iterable[str]) -> None:
                 "UnknownSnapshotParameter",
                 f"the parameter {key[:128]!r} is not known",
                 why="this driver knows no parameters of snapshots",
-                hint="correct the VolumeSnapshotClass",
             )
 
 

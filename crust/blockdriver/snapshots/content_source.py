@@ -145,7 +145,6 @@ def sized(
             "SmallerThanSource",
             f"a volume of {bytes_asked} bytes is too small for its source",
             why=f"the source has {source.size_bytes}",
-            hint="request that size or more",
         )
     required = size_range.required_bytes or source.size_bytes
     return volumes.CapacityRange(required, size_range.limit_bytes)

@@ -123,9 +123,6 @@ def _plan_of(stores: Stores, volume_id: volumes.VolumeId) -> QuiescePlan:
                 f"it is published as a raw device at {min(raw)}, and a copy that takes time "
                 "would be inconsistent"
             ),
-            hint=(
-                "unpublish it first, or keep the pool on xfs or btrfs, where a copy takes no time"
-            ),
         )
     if raw:
         return QuiescePlan(raw=(volume_id,))
@@ -135,7 +132,6 @@ def _plan_of(stores: Stores, volume_id: volumes.VolumeId) -> QuiescePlan:
             "BusyAfterLazyUnmount",
             f"{volume_id} cannot be copied now",
             why=f"it is not published, but {device.path} is busy: a program has it open, or it was unmounted lazily",
-            hint="end the processes of its last user, then retry",
         )
     return QuiescePlan(members=(mounted,) if mounted else ())
 
@@ -152,7 +148,6 @@ def _mounted(volume_id: volumes.VolumeId, source: volumes.BlockSource) -> OnHost
         "FilesystemMountCovered",
         f"{volume_id} cannot be copied now",
         why="each of its mounts is covered by another mount",
-        hint="unmount the mount that covers it",
     )
 
 
@@ -371,5 +366,4 @@ def _hold_device(member: InGuest, holds: ExitStack) -> None:
             "SandboxStarting",
             f"{member.volume_id} is not copied",
             why=f"no guest has mounted it yet, and its device is held: {err.why}",
-            hint="retry when the sandbox is running",
         ) from err

@@ -116,12 +116,7 @@ class ThawedEarly(errors.PeerUnavailable):
     """A filesystem was not frozen for the whole copy."""
 
     def __init__(self, volume_id: str, why: str) -> None:
-        super().__init__(
-            f"{volume_id} is not copied",
-            why=why,
-            hint="retry; if it persists: a guest thaws early when the node is loaded, see the runtime's log; on this "
-            "host nothing else may thaw the filesystem, as a hook of a backup may",
-        )
+        super().__init__(f"{volume_id} is not copied", why=why)
 
 
 def _still_frozen(volume_id: volumes.VolumeId, cause: errors.CrustError) -> errors.CrustError:
@@ -129,7 +124,6 @@ def _still_frozen(volume_id: volumes.VolumeId, cause: errors.CrustError) -> erro
         "StillFrozen",
         f"{volume_id} is not copied",
         why=f"its filesystem is frozen by this or an earlier copy, and the thaw failed: {cause}",
-        hint="the driver repeats the thaw, and so does the next copy; if it stays so, see the kernel log",
     )
     error.__cause__ = cause
     return error
@@ -190,7 +184,6 @@ class HostFreezes:
             "FrozenTooLong",
             f"{member.volume_id} is not copied",
             why=f"its filesystem would have been frozen for more than {self._limit_s:g} s",
-            hint="unpublish it first, or keep the pool on xfs or btrfs, where a copy takes no time",
         )
 
     def _expire(self) -> None:

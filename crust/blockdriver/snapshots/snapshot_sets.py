@@ -43,7 +43,6 @@ class ContentChanged(errors.OperationPending):
         super().__init__(
             f"the copy of {volume_id} is not used",
             why="the volume was given to a node, or formatted, while it was copied",
-            hint="retry: the call then copies its present state",
         )
 
 
@@ -126,7 +125,6 @@ class SnapshotSets:
                 "SnapshotLimitReached",
                 f"no snapshot of {volume_id} is taken",
                 why=f"it has {number}, and max_snapshots_per_volume is {self.most_per_volume}",
-                hint="delete one",
             )
         self.stores.provisioning.check_image(volume_id)
         record = self.stores.volume_records.load(volume_id)
@@ -207,7 +205,6 @@ class SnapshotSets:
                 "SnapshotBelongsToGroup",
                 f"{snapshot_id} is not deleted",
                 why=f"it belongs to the group snapshot {group_id}",
-                hint="call DeleteVolumeGroupSnapshot",
             )
 
     def find_group(self, group_id: str) -> SnapshotSet | None:
@@ -252,7 +249,6 @@ def _copy_unheld(taking: NewSnapshotSet, images: Sequence[Image]) -> int:
         "GroupNeverIdle",
         f"{', '.join([image.volume_id for image in images])} are not copied",
         why=f"in {_ROUNDS} rounds one of them was written to before the last was copied",
-        hint="retry; freeze their filesystems, pause their users, or unpublish them",
     )
 
 
@@ -272,5 +268,4 @@ def _check_members(group: SnapshotSet, snapshot_ids: Sequence[str]) -> None:
             "GroupMembersDiffer",
             f"snapshot_ids are not those of {group.set_id}",
             why="they must be all of the group's snapshots and no others",
-            hint="use the snapshot ids that CreateVolumeGroupSnapshot returned",
         )

@@ -160,7 +160,6 @@ def _check_unused(publish: ForgottenPublish, grace_s: float) -> None:
             "VolumeInUseAgain",
             f"volume {publish.volume_id} stays staged at {publish.staging}",
             why=f"{reason}, since the proof",
-            hint="run crust gc again",
         )
 
 

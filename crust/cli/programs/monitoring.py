@@ -83,7 +83,6 @@ class _Monitor:
                 "LoopHangs",
                 "this process hangs",
                 why=f"its event loop has not answered for {ANSWER_S:g} s",
-                hint="restart it: volumes and sandboxes are not affected",
             ) from None
 
 

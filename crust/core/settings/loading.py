@@ -32,11 +32,7 @@ class InvalidSettings(errors.InvalidRequest):
     """A setting is missing, unknown or invalid."""
 
     def __init__(self, program: str, why: str) -> None:
-        super().__init__(
-            f"crust {program} cannot start",
-            why=why,
-            hint="correct it; crust config check says whether a file is accepted",
-        )
+        super().__init__(f"crust {program} cannot start", why=why)
 
 
 def load(

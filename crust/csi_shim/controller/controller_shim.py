@@ -184,8 +184,6 @@ async def users_of(settings: ShimSettings) -> AsyncIterator[VolumesInUse | None]
             "DetachNotChecked",
             "crust shim --controller cannot start: it would not know whether a guest uses a volume to be detached",
             why=f"the Kubernetes API cannot be used: {error.why}",
-            hint="run it in a pod with a service account, or set kubernetes.kubeconfig; where the CO is not "
-            "Kubernetes and detaches nothing that is in use, set check_detach = false",
         ) from error
     users = VolumesInUse(client, access.node_absent_s)
     try:

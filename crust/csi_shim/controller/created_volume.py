@@ -44,7 +44,6 @@ def class_keys(parameters: Mapping[str, str]) -> dict[str, str]:
                 "UnknownCrustParameter",
                 f"the parameter {key[:128]!r} is not known",
                 why=f"the shim knows {', '.join(_PARAMETERS)}",
-                hint="correct the StorageClass",
             )
     if is_block(keys):
         for key, value in parameters.items():

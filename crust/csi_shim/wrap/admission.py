@@ -32,11 +32,7 @@ class CannotBeDeferred(errors.InvalidRequest):
     """The volume is of a kind that no guest's kernel can mount from a block device."""
 
     def __init__(self, volume_id: str, why: str) -> None:
-        super().__init__(
-            f"volume {volume_id[:128]!r} cannot be deferred",
-            why=why,
-            hint="use crust.dev/defer: never for it, or a volume without this property",
-        )
+        super().__init__(f"volume {volume_id[:128]!r} cannot be deferred", why=why)
 
 
 @dataclass(frozen=True, slots=True)

@@ -281,7 +281,6 @@ class NodeShim:
                     "NoVolumeAt",
                     f"volume {request.volume_id[:128]} is not at {path}",
                     why="there is no such path on this node",
-                    hint="call it with the path at which the volume is published or staged",
                 )
             # the CO calls because of the shim: the driver's capabilities need no call at the node
             size = request.capacity_range.required_bytes

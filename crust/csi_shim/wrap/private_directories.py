@@ -78,9 +78,7 @@ class DriverDidNotCleanUp(errors.RuntimeFailed):
 
     def __init__(self, call: str, path: str, remains: str) -> None:
         super().__init__(
-            f"{call} left {remains} at {path}",
-            why="the driver answered OK, and did not remove it",
-            hint="read the driver's log; the call is repeated until nothing is left",
+            f"{call} left {remains} at {path}", why="the driver answered OK, and did not remove it"
         )
 
 

@@ -35,7 +35,6 @@ class StagedForMount(errors.Conflict):
         super().__init__(
             f"volume {key} is staged for a deferred mount",
             why="the request is for a raw block volume, and it cannot be both",
-            hint="unpublish and unstage it first",
         )
 
 
@@ -137,7 +136,6 @@ class Staging:
                 f"volume {paths.key} cannot be staged again, {way}",
                 why="the shim was started after the volume was staged, and the stage may have had secrets, which are "
                 "kept in memory only",
-                hint="delete the pod and create it again: the CO then unstages and stages the volume",
             )
         return as_block.stage_of(request)
 
@@ -149,7 +147,6 @@ class Staging:
                     "PublishedOnHost",
                     f"volume {key} cannot be deferred",
                     why=f"it is published on this host at {target}, and would have to be unstaged",
-                    hint="stop the pod that has it there",
                 )
 
     async def ensure_mount(self, volume: Volume, request: csi_pb2.NodePublishVolumeRequest) -> None:
@@ -200,7 +197,6 @@ class Staging:
                     "PublishedAsBlock",
                     f"volume {volume.paths.key} cannot be unstaged",
                     why=f"its device is published at {leaf}",
-                    hint="unpublish it first: the CO's NodeUnpublishVolume does",
                 )
             # a leaf without a mount is that of a publish of an earlier boot
             with contextlib.suppress(PeerStatus):  # the unstage, which follows, decides

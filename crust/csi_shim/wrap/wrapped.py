@@ -200,7 +200,6 @@ class WrappedVolumes:
                     f"volume {volume.paths.key} cannot be expanded now",
                     why="the shim was started after it was staged, and cannot publish it for the "
                     f"driver, which says: {error.text}",
-                    hint="the CO stages it again before it is published, and retries",
                 ) from error
         leaf = volume.paths.leaf(staged.staging_target_path)
         try:

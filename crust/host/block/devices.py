@@ -49,9 +49,7 @@ class NotABlockDevice(errors.InvalidRequest):
     """A path that must be a block device is something else."""
 
     def __init__(self, path: str) -> None:
-        super().__init__(
-            f"{path} is not a block device", hint="give the path of the volume's device"
-        )
+        super().__init__(f"{path} is not a block device")
 
 
 class DeviceNodeMissing(errors.NotReady):
@@ -61,7 +59,6 @@ class DeviceNodeMissing(errors.NotReady):
         super().__init__(
             f"the block device {number} cannot be handed to a runtime",
             why=f"{path} is not its device node",
-            hint="check that this process sees the host's /dev, and that udev has finished",
         )
 
 
@@ -121,7 +118,6 @@ def partition_of(number: int, partition: int) -> int:
         "PartitionMissing",
         f"{_uevent(number).get('DEVNAME', _text(number))} has no partition {partition}",
         why="the volume's context names it, and the kernel does not show it",
-        hint="check the disk's partition table, or correct `partition` in the volume's attributes",
     )
 
 

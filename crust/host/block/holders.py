@@ -56,8 +56,6 @@ class DeviceInUse(errors.NotReady):
         super().__init__(
             f"{path} is in use",
             why=", ".join(f"{how} {some(texts)}" for how, texts in users if texts) or hidden,
-            hint="unmount it, stop the process that holds it, or release what is built upon it; "
-            "crust never detaches lazily",
         )
         self.path = path
         self.mounts = mounts

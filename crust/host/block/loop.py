@@ -55,11 +55,7 @@ class LoopAttachedDifferently(errors.Conflict):
 
     def __init__(self, backing: str, devices: tuple[LoopDevice, ...], why: str) -> None:
         paths = ", ".join(device.path for device in devices)
-        super().__init__(
-            f"{backing} is attached at {paths}",
-            why=why,
-            hint="detach it first (losetup -d)",
-        )
+        super().__init__(f"{backing} is attached at {paths}", why=why)
 
 
 def attach(
@@ -102,9 +98,7 @@ def attach(
 def _locked(file: int, backing: AnyPath) -> Iterator[None]:
     if not locks.try_lock(file):
         raise errors.OperationPending.named(
-            "LoopAttachPending",
-            f"{backing} is being attached by another process",
-            hint="retry",
+            "LoopAttachPending", f"{backing} is being attached by another process"
         )
     try:
         yield
@@ -230,7 +224,6 @@ def configure(backing_fd: int, flags: int, name: str) -> tuple[int, int]:
         "NoFreeLoopDevice",
         f"no loop device for {name}",
         why=f"other processes took the free device {_ATTEMPTS} times",
-        hint="retry; look for a process that attaches loop devices in a loop",
     )
 
 

@@ -66,7 +66,6 @@ class AmbiguousSignature(errors.Corrupt):
         super().__init__(
             f"the content of {path} is ambiguous",
             why="it carries signatures of more than one format",
-            hint="find the stale one with wipefs(8); nothing was changed",
         )
 
 
@@ -74,7 +73,7 @@ class ProbeFailed(errors.RuntimeFailed):
     """The device could not be probed, e.g. because it cannot be read."""
 
     def __init__(self, path: str, why: str) -> None:
-        super().__init__(f"cannot probe {path}", why=why, hint="nothing was changed")
+        super().__init__(f"cannot probe {path}", why=why)
 
 
 def probe(path: str) -> Signature:

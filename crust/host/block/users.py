@@ -200,7 +200,6 @@ def check_writes_ended(device: volumes.BlockSource) -> None:
                 "WritesInFlight",
                 f"{device.path} is in use",
                 why=f"{count} writes of a process that has ended did not end within {_FLIGHT_S:g} s",
-                hint="retry; if it stays so the disk hangs: see the kernel log",
             )
         time.sleep(_FLIGHT_PAUSE_S)
 
@@ -249,7 +248,6 @@ def mounted_on_host(path: str, mounts: Collection[tuple[str, mountinfo.Mount]]) 
         "DeviceMountedOnHost",
         f"the device {path} cannot be used by a guest",
         why=f"this node has it mounted at {holders.some(_places(mounts))}",
-        hint="unmount it there first; two kernels writing to one filesystem destroy it",
     )
 
 

@@ -41,7 +41,7 @@ class PathAlreadyExists(errors.Conflict):
     """A path that is to be created exists already."""
 
     def __init__(self, path: str) -> None:
-        super().__init__(f"{path} exists already", hint="find out which program made it")
+        super().__init__(f"{path} exists already")
 
 
 class UntrustedFile(errors.Refused):
@@ -60,9 +60,7 @@ class UnreadableFile(errors.Corrupt):
     """A file that crust cannot have written like this."""
 
     def __init__(self, path: str, why: str) -> None:
-        super().__init__(
-            f"{path} cannot be read as a file of crust", why=why, hint="look at it by hand"
-        )
+        super().__init__(f"{path} cannot be read as a file of crust", why=why)
 
 
 def write_file(
@@ -309,7 +307,6 @@ class DirectoryReplaced(errors.PeerUnavailable):
         super().__init__(
             f"{path} is not the directory that was opened",
             why="its disk was unmounted, another one was mounted over it, or it was renamed",
-            hint="undo that",
         )
         self.path = path
 
@@ -343,8 +340,6 @@ class HeldDirectory:
                     "FolderMountedOver",
                     f"{folder.path} is a mount point",
                     why="its files are below the mount",
-                    hint="unmount it; if the files are in the mount, "
-                    "stop the program first, and move them into the folder",
                 )
             folder._put(fd)
         folder._is_held = True
@@ -379,10 +374,7 @@ class HeldDirectory:
         """The descriptor. Raises `DirectoryNotHeld`."""
         if not self._is_held:
             raise errors.PeerUnavailable.named(
-                "DirectoryNotHeld",
-                f"{self.path} is not open",
-                why="it was not there, or went away",
-                hint="retry",
+                "DirectoryNotHeld", f"{self.path} is not open", why="it was not there, or went away"
             )
         return self._fd
 

@@ -72,9 +72,7 @@ class LockHeld(errors.NotReady):
 
     def __init__(self, path: str, pids: Sequence[int]) -> None:
         holder = f"process {', '.join(map(str, pids))}" if pids else "another process"
-        super().__init__(
-            f"{path} is locked", why=f"{holder} holds it", hint="stop that process first"
-        )
+        super().__init__(f"{path} is locked", why=f"{holder} holds it")
 
 
 class ProcessLock:
@@ -173,6 +171,5 @@ def _free_byte(fd: int, volume: str) -> int:
             "VolumeInUseByTool",
             f"{volume} is still in use",
             why="a program that crust has started on it, mkfs or e2fsck, has not ended",
-            hint="retry; if it never ends, check whether the disk hangs",
         )
     return at

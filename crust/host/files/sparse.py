@@ -31,9 +31,7 @@ class NotAnImage(errors.Corrupt):
     """An image's path is not a regular file."""
 
     def __init__(self, path: str) -> None:
-        super().__init__(
-            f"{path} is not an image", why="it is not a regular file", hint="check it by hand"
-        )
+        super().__init__(f"{path} is not an image", why="it is not a regular file")
 
 
 @dataclass(frozen=True, slots=True)

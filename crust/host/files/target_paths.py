@@ -28,9 +28,7 @@ class SymlinkInPath(errors.Refused):
 
     def __init__(self, target: TargetPath, component: str) -> None:
         super().__init__(
-            f"{target} is refused",
-            why=f"its component {component!r} is a symbolic link",
-            hint="find out which program made the link; target paths are plain directories",
+            f"{target} is refused", why=f"its component {component!r} is a symbolic link"
         )
 
 
@@ -65,7 +63,6 @@ def root_of(target: TargetPath, roots: Sequence[str]) -> str:
             "PathOutsideRoots",
             f"{target} is not an allowed target",
             why=f"it is below none of {', '.join(roots) or '(no roots)'}",
-            hint="add the kubelet's root directory to the allowed roots, if this one is right",
         )
     return root
 
@@ -166,9 +163,7 @@ def remove(target: TargetPath, roots: Sequence[str]) -> None:
             except OSError as err:
                 if _is_mountpoint(parent, name):
                     raise errors.NotReady.named(
-                        "TargetStillMounted",
-                        f"{target} is still mounted",
-                        hint="unmount it first",
+                        "TargetStillMounted", f"{target} is still mounted"
                     ) from err
                 if err.errno == errno.ENOTEMPTY:
                     raise _not_empty(target, parent, name) from err

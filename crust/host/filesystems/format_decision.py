@@ -53,7 +53,6 @@ class ContentInDoubt(errors.Corrupt):
         super().__init__(
             f"{volume_id} is neither formatted nor mounted",
             why=f"its record says {recorded}, but the device holds {holds}",
-            hint="check the image by hand; nothing was written to it",
         )
 
 
@@ -92,7 +91,6 @@ def judge(
                 "NoFilesystemOnDevice",
                 f"{content.volume_id} cannot be mounted",
                 why=f"it was published as a raw device, and holds {signatures.describe(signature)}",
-                hint="make a filesystem on it as a raw volume, or create another volume",
             )
         raise ContentInDoubt(
             content.volume_id, f"{content.fs_type} was made", signatures.describe(signature)
@@ -164,5 +162,4 @@ def check_readable(volume_id: str, action: Action | None) -> None:
             "ReadOnlyVolumeNotFormatted",
             f"{volume_id} cannot be mounted",
             why="it has no filesystem, or only a part of one, and it is published read-only",
-            hint="publish it for writing first, or create it from a snapshot",
         )

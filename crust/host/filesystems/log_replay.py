@@ -47,7 +47,6 @@ def check(volume: str, path: str, fs_type: str) -> None:
             f"{volume} cannot be mounted read-only",
             why=f"its last user ended without an unmount, or it is a snapshot: the log of its {fs_type} must be "
             "replayed, and a read-only device takes no writes",
-            hint="publish it for writing once; an ext4 of crust's driver: delete all its pods of this node",
         )
 
 

@@ -97,7 +97,6 @@ def row(table: Mapping[str, Row], fs_type: str) -> Row:
             "UnknownFilesystem",
             f"the filesystem {fs_type!r} is not supported",
             why=f"only {', '.join(SUPPORTED)} are",
-            hint="correct fsType of the StorageClass",
         ) from None
 
 
@@ -174,7 +173,6 @@ def check_size(path: str, fs_type: str, size_bytes: int) -> None:
             "DeviceTooSmallForFilesystem",
             f"{path} is too small for {fs_type}",
             why=f"it has {size_bytes} bytes and {fs_type} needs {least_bytes}",
-            hint="request a larger volume or another filesystem",
         )
 
 
@@ -186,7 +184,6 @@ def check_kernel(fs_type: str, guest_kernel: str) -> None:
             "GuestKernelTooOld",
             f"{fs_type} is not made for a guest that cannot mount it",
             why=f"its kernel is {guest_kernel}, and this {fs_type} needs Linux {least[0]}.{least[1]}",
-            hint="use ext4, or a newer kernel for the guests of the runtime handler",
         )
 
 
@@ -197,7 +194,6 @@ def check_blank(path: str, signature: Signature) -> None:
             "DeviceNotBlank",
             f"{path} is not formatted",
             why=f"there is already {signatures.describe(signature)} on it",
-            hint="find out whose data it is; wipe it by hand if it is not needed",
         )
 
 

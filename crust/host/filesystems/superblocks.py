@@ -49,7 +49,7 @@ class InvalidSuperblock(errors.Corrupt):
     def __init__(
         self, path: str, fs_type: str, why: str = "the magic number of its superblock differs"
     ) -> None:
-        super().__init__(f"{path} does not hold {fs_type}", why=why, hint="nothing was changed")
+        super().__init__(f"{path} does not hold {fs_type}", why=why)
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,9 +66,7 @@ def grow_mounted(mountpoint: str, fs_type: str) -> None:
     mount = mountinfo.at(mountpoint)
     if mount is None or mount.fs_type != fs_type:
         raise errors.NotReady.named(
-            "FilesystemNotMounted",
-            f"no {fs_type} is mounted at {mountpoint}",
-            hint="stage the volume first",
+            "FilesystemNotMounted", f"no {fs_type} is mounted at {mountpoint}"
         )
     with syscalls.opened(
         mountpoint, f"cannot grow the {fs_type} at {mountpoint}", os.O_DIRECTORY

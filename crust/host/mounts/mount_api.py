@@ -215,12 +215,7 @@ def _target(target: str, *, directory: bool) -> Iterator[int]:
         if stat.S_ISLNK(mode):
             why = "it is a symbolic link"
         if stat.S_ISLNK(mode) or directory != stat.S_ISDIR(mode):
-            raise errors.Refused.named(
-                "InvalidMountTarget",
-                f"cannot mount on {target}",
-                why=why,
-                hint="remove it; nothing was mounted",
-            )
+            raise errors.Refused.named("InvalidMountTarget", f"cannot mount on {target}", why=why)
         yield onto
 
 
@@ -262,7 +257,6 @@ def _mounted(
                     "MountFailed",
                     action,
                     why=log or _INVALID.get(fs_type, f"there is no valid {fs_type} on it"),
-                    hint="the kernel log may say more; check the filesystem",
                 ) from err
             error = syscalls.translate(err, action)
             if log:
@@ -287,7 +281,6 @@ def _check_alone(device: str) -> None:
                 f"the one on /dev/{mounted[0]} is mounted and has the same UUID; one is a "
                 "copy of the other"
             ),
-            hint="unmount that one first, use another node, or Linux 6.7 or later",
         )
 
 

@@ -103,14 +103,12 @@ def parse(flags: Iterable[str], *, for_guest: bool) -> tuple[str, ...]:
                 "CredentialInOptions",
                 f"the mount option {name[:64]!r} is not accepted",
                 why="it looks like a credential, and the options are written to disk for the runtime",
-                hint="publish this volume without deferral, or pass the credential as a CSI secret",
             )
         if name in _CHANGES_MOUNTS | _NAMES_DEVICES or "\0" in option or "\n" in option:
             raise errors.InvalidRequest.named(
                 "MountOptionNotAllowed",
                 f"the mount option {name[:64]!r} is not accepted",
                 why="it does not describe how a volume's filesystem is mounted",
-                hint="remove it from the volume's mount options",
             )
         is_left_out = name in _HOST_ONLY or name.startswith(("x-", "X-"))
         if for_guest and (name in _LABELS or _TUNES_THE_HOST.fullmatch(name)):
@@ -134,11 +132,7 @@ class InvalidMountOption(errors.InvalidRequest):
     """A mount option that is unknown or not allowed. `why` is the kernel's own message where it has one."""
 
     def __init__(self, fs_type: str, why: str) -> None:
-        super().__init__(
-            f"the mount options for {fs_type} are invalid",
-            why=why,
-            hint="correct mountOptions of the StorageClass or the PersistentVolume",
-        )
+        super().__init__(f"the mount options for {fs_type} are invalid", why=why)
 
 
 Parameters = tuple[tuple[str, str | None], ...]

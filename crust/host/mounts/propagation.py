@@ -44,9 +44,6 @@ def check_seen(path: str) -> None:
             "MountsNotSeen",
             f"mounts that a driver makes below {path} would not be seen here",
             why=f"the mount at {mount.target} is private to this mount namespace (neither shared: nor master:)",
-            hint="in a pod: mount the kubelet's root directory with mountPropagation Bidirectional or "
-            "HostToContainer. In a systemd unit: no PrivateMounts=. If the driver lives in this mount namespace: "
-            "check_propagation = false. If no driver is to be wrapped: wrap = false",
         )
 
 
@@ -68,9 +65,6 @@ def check_propagation(roots: Iterable[str]) -> None:
             "MountsNotPropagated",
             f"mounts below {path} would not reach the host",
             why=f"the mount at {mount.target} {why}",
-            hint="in a pod: mountPropagation Bidirectional (with ctr: rshared and --rootfs-propagation rshared). "
-            "In a systemd unit: no PrivateTmp=, ProtectSystem= or the like, which give it a mount namespace. If "
-            "CO and runtimes live in this mount namespace: check_propagation = false",
         )
 
 

@@ -89,7 +89,6 @@ async def run_command(
                 "CommandTimedOut",
                 f"{shlex.join(argv)} failed",
                 why=f"it did not end within {timeout_s:g} s and was killed",
-                hint="check whether the disk is slow or hangs",
             ) from err
         except BaseException:
             await _end(program)

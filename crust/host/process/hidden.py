@@ -34,7 +34,6 @@ class ControlGroupsExcepted(errors.NotReady):
         super().__init__(
             "processes that the kernel hides are not looked at",
             why=f"excepted_groups excepts those of {', '.join(groups)}",
-            hint="a volume that one of them has open is given to others: remove a group in which nothing hides",
         )
 
 

@@ -28,45 +28,36 @@ class FileMissing(errors.NotFound):
     """A file, directory or device that crust needs does not exist."""
 
     answered_as = errors.RuntimeFailed
-    advice = "the message names the path: find out who removed it, or what did not create it"
 
 
 class FileInTheWay(errors.Conflict):
     """A file or directory exists where crust creates its own, or is not of the expected kind."""
 
     answered_as = errors.RuntimeFailed
-    advice = "look at the path in the message; crust removed nothing"
 
 
 class DeniedByKernel(errors.Refused):
     """The kernel refuses crust an operation: missing privilege, or a read-only filesystem."""
 
     answered_as = errors.RuntimeFailed
-    advice = "give the process the privilege, or mount the filesystem writable"
 
 
 class UnsupportedByKernel(errors.Unsupported):
     """The kernel or the filesystem does not offer an operation, or a seccomp filter answers in the kernel's place."""
 
     answered_as = errors.RuntimeFailed
-    advice = (
-        "`crust doctor` checks what crust needs of the kernel and of filesystems; a seccomp filter of the unit "
-        "or pod can hide a call that the kernel has"
-    )
 
 
 class NameTooLongForKernel(errors.InvalidRequest):
     """A path is longer than the kernel allows."""
 
     answered_as = errors.RuntimeFailed
-    advice = "configure a shorter directory"
 
 
 class ProcessOutOfResources(errors.Exhausted):
     """This process has no memory or no file descriptors left."""
 
     answered_as = errors.PeerUnavailable
-    advice = "look at the limits of the service (LimitNOFILE, MemoryMax) and at its use of them"
 
 
 _ERRORS: dict[int, type[errors.CrustError]] = {

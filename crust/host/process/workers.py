@@ -61,11 +61,7 @@ class NoWorkerFree(errors.PeerUnavailable):
     """All threads of an engine are taken, and none became free in time."""
 
     def __init__(self, name: str, why: str) -> None:
-        super().__init__(
-            f"{name} cannot take more work",
-            why=why,
-            hint="check the disks and mounts of its volumes, and the kernel log for calls that hang; retry",
-        )
+        super().__init__(f"{name} cannot take more work", why=why)
         self.name = name
 
 

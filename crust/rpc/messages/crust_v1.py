@@ -32,22 +32,14 @@ class ImplausibleStats(errors.RuntimeFailed):
     """A runtime reported statistics that are impossible."""
 
     def __init__(self, why: str) -> None:
-        super().__init__(
-            "the runtime's volume statistics are impossible",
-            why=why,
-            hint="read the handler's log; the guest may be broken or hostile",
-        )
+        super().__init__("the runtime's volume statistics are impossible", why=why)
 
 
 class InvalidRegistration(errors.InvalidRequest):
     """A handler's RegisterRequest is malformed."""
 
     def __init__(self, why: str) -> None:
-        super().__init__(
-            "the runtime handler cannot be registered",
-            why=why,
-            hint="correct the RegisterRequest of the handler",
-        )
+        super().__init__("the runtime handler cannot be registered", why=why)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +118,6 @@ class HandlerNameTaken(errors.Conflict):
         super().__init__(
             f"runtime handler {name!r} is registered already",
             why=f"the registered handler serves on {endpoint}",
-            hint="stop it first, or register under another name",
         )
 
 

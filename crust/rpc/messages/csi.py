@@ -40,11 +40,7 @@ class StagingPathNotGiven(errors.NotReady):
     """CSI NodePublishVolume: FAILED_PRECONDITION where STAGE_UNSTAGE_VOLUME is advertised."""
 
     def __init__(self) -> None:
-        super().__init__(
-            "staging_target_path is missing",
-            why="this driver stages volumes",
-            hint="call NodeStageVolume and send its path",
-        )
+        super().__init__("staging_target_path is missing", why="this driver stages volumes")
 
 
 class FieldTooLong(errors.InvalidRequest):
@@ -71,7 +67,6 @@ def check_page(max_entries: int, token: str, is_token: Callable[[str], bool]) ->
             "InvalidStartingToken",
             f"the starting_token {token[:64]!r} is invalid",
             why="this driver did not issue it",
-            hint="start from the beginning, without a token",
         )
 
 
@@ -143,11 +138,7 @@ class InvalidDeferredMount(errors.RuntimeFailed):
     """A driver answered a deferred publish with an invalid deferred_mount."""
 
     def __init__(self, why: str) -> None:
-        super().__init__(
-            "the driver's deferred_mount is invalid",
-            why=why,
-            hint="this is a bug in the driver or the shim in front of it",
-        )
+        super().__init__("the driver's deferred_mount is invalid", why=why)
 
 
 def capability(

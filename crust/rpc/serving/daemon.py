@@ -31,9 +31,7 @@ class NotServing(errors.PeerUnavailable):
 
     def __init__(self) -> None:
         super().__init__(
-            "this process does not serve",
-            why="it has not finished its start, or it stops",
-            hint="look at its log for the reason",
+            "this process does not serve", why="it has not finished its start, or it stops"
         )
 
 

@@ -70,7 +70,6 @@ class LocalPort(Port):
                     "NotServedYet",
                     f"{method.rpartition('/')[2]} cannot be answered",
                     why="the part of this process that answers it does not run",
-                    hint="retry: the process is starting or stopping",
                 )
             )
         return service

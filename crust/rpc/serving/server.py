@@ -143,7 +143,6 @@ async def _start(server: grpc.aio.Server, socket_path: str) -> sockets.OwnSocket
             "SocketBindFailed",
             f"the socket {socket_path} cannot be served",
             why="it cannot be bound",
-            hint="check that its directory exists and is writable; standard error has gRPC's reason",
         ) from err
     await server.start()
     try:

@@ -102,7 +102,6 @@ def check_free(path: str) -> None:
             "NotASocket",
             f"the socket {path} cannot be served",
             why="the path names a file that is not a socket",
-            hint="look at the file, and move it away",
         )
     pid = listener(path)
     if pid is not None:
@@ -113,7 +112,6 @@ def check_free(path: str) -> None:
             "SocketInUse",
             f"the socket {path} cannot be served",
             why=f"{holder} already listens on it",
-            hint="stop that process, or give this one another socket",
         )
 
 

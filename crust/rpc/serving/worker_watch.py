@@ -71,7 +71,6 @@ class WorkerWatch:
                 "OperationsHang",
                 f"{len(overdue)} operations of {part} do not end",
                 why=_shown([f"{operation.name} of {operation.key}" for operation in overdue]),
-                hint="check the disks and mounts of these volumes, and the kernel log for calls that hang",
             )
         self._health.report(f"operations of {part}", hang, is_fatal=False)
         if problem is None:

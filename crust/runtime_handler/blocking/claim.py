@@ -41,11 +41,7 @@ class ClaimLost(errors.NotReady):
     """The sandbox does not have the volume's claim, or has it no longer."""
 
     def __init__(self, target: volumes.TargetPath, sandbox_id: str, why: str) -> None:
-        super().__init__(
-            f"sandbox {sandbox_id} has no claim on the volume at {target}",
-            why=why,
-            hint="treat the sandbox as ended, and claim the volume again for a new one",
-        )
+        super().__init__(f"sandbox {sandbox_id} has no claim on the volume at {target}", why=why)
         self.target = target
         self.sandbox_id = sandbox_id
 
@@ -65,7 +61,6 @@ class NotHandedOver(errors.NotReady):
         super().__init__(
             f"the claim on the volume at {target} is not handed over",
             why=f"no process of these has the descriptor of its lock: {named}",
-            hint="pass `claim.fds` to the hypervisor (`pass_fds`) or to its keeper (`keeper.hold`) before",
         )
 
 
@@ -278,7 +273,6 @@ def hold_device(
                 "DeviceChanged",
                 f"the volume at {record.target} cannot be used",
                 why=f"{record.device} is {opened} now, but {record.identity} was published",
-                hint="the device was attached again; unpublish the volume and publish it again",
             )
         purpose = Purpose.GUEST_READS if is_reader else Purpose.GUEST_WRITES
         users.check(  # a reader's exclusivity is checked once, and not kept: readers share the device

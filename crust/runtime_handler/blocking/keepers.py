@@ -56,11 +56,7 @@ class KeeperGone(errors.PeerUnavailable):
     """No keeper serves the socket: the VM has ended, or keeper and standby were killed."""
 
     def __init__(self, path: Path, why: str) -> None:
-        super().__init__(
-            f"no keeper answers at {path}",
-            why=why,
-            hint="if the VM runs, claim its volumes for it again at once; if not, its claims are free",
-        )
+        super().__init__(f"no keeper answers at {path}", why=why)
 
 
 class KeeperNotResponding(errors.PeerUnavailable):
@@ -69,11 +65,7 @@ class KeeperNotResponding(errors.PeerUnavailable):
     def __init__(
         self, path: Path, why: str = f"nothing came within {_ANSWER_S:.0f} s, and it has not ended"
     ) -> None:
-        super().__init__(
-            f"the keeper at {path} does not answer",
-            why=why,
-            hint="retry; let it go on if it was stopped. Do not claim its volumes again: it holds them",
-        )
+        super().__init__(f"the keeper at {path} does not answer", why=why)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +223,6 @@ def start(path: Path, process: Process) -> Keeper:
                     "KeeperRuns",
                     f"no keeper of process {process.pid} is started at {running.path}",
                     why=f"process {running.pid} is the keeper there, of process {running.vm_pid}",
-                    hint="a VM has one keeper, and each keeper a socket of its own",
                 )
         null = subprocess.DEVNULL
         with (
@@ -275,12 +266,7 @@ def _remove_left(path: Path) -> None:
             except ConnectionRefusedError:
                 os.unlink(path)
                 return
-        raise errors.Conflict.named(
-            "KeeperPathTaken",
-            f"no keeper is started at {path}",
-            why=why,
-            hint="give each keeper a path of its own, in a directory that only you can write to",
-        )
+        raise errors.Conflict.named("KeeperPathTaken", f"no keeper is started at {path}", why=why)
 
 
 def process_of_pidfd(pidfd: int) -> Process:

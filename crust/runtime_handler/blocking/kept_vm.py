@@ -43,7 +43,6 @@ class VmKilled(errors.NotReady):
         super().__init__(
             f"the VM of sandbox {sandbox_id} was killed",
             why=f"its keeper had ended, and another sandbox got a volume of it: {reason}",
-            hint="start the pod again; find out what killed keeper and standby",
         )
         self.sandbox_id = sandbox_id
         self.reason = reason
@@ -182,7 +181,6 @@ class KeptVm:
                 "EntryUnknown",
                 f"the volume {name} cannot be claimed again",
                 why="the handoff directory has no entry for it",
-                hint="find out who removed the entry of a volume that was in use",
             )
         # closed after the VM was killed, or the keeper has its own
         return copies.enter_context(contextlib.closing(self._reclaimed(target)))

@@ -40,7 +40,6 @@ class Resolved:
                 "SubPathUnsupported",
                 f"{self.sub_path!r} of the volume at {self.record.target} cannot be mounted",
                 why=f"{self.record.handler} mounts whole volumes only",
-                hint="mount the volume without subPath, or use another runtime",
             )
         return self.record
 
@@ -88,7 +87,6 @@ def resolve_source(root: str, source: str) -> Resolved | NotDeferred:
         "GuardWithoutEntry",
         f"the mount source {source} cannot be used",
         why=f"{guard.target} awaits a deferred volume, and the handoff directory has no readable entry for it",
-        hint="the CO must publish the volume again, e.g. after a restart of the node; see `crust volumes`",
     )
 
 

@@ -216,7 +216,6 @@ def _record(
             "WrongHandler",
             f"the volume at {record.target} cannot be used by {handler}",
             why=f"it is published to {record.handler}",
-            hint="start the pod with that runtime, or correct crust.dev/runtime-handler",
         )
     mount = mountinfo.at(record.target.text)
     if mount is None or not mount_api.is_guard(mount):
@@ -225,7 +224,6 @@ def _record(
                 "GuardMissing",
                 f"the volume at {record.target} cannot be claimed",
                 why="no guard mount is on top of its target, and the CO gives the pod's fsGroup to the guard",
-                hint="retry: the proxy mounts it again; if it stays so, see `crust status`",
             )
         return record
     # the record's own group has priority; the files of a read-only volume must not be changed (H-12)

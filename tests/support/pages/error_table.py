@@ -77,3 +77,16 @@ def _raised(path: Path) -> Iterator[tuple[str, Kind]]:
                 yield name, BRANCHES[branch]
             case ast.Call(ast.Attribute(attr="named")):
                 pytest.fail(f"{path}:{node.lineno}: not of the form errors.<Branch>.named('…', …)")
+
+
+def literal_hints() -> dict[str, list[str]]:
+    """What to do, as `<Branch>.named` calls of crust have it in a literal: the texts of each name."""
+    hints: dict[str, list[str]] = {}
+    for path in (ROOT / "crust").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            match node:
+                case ast.Call(ast.Attribute(attr="named"), [ast.Constant(str(name)), *_], keywords):
+                    for keyword in keywords:
+                        if keyword.arg == "hint" and isinstance(keyword.value, ast.Constant):
+                            hints.setdefault(name, []).append(str(keyword.value.value))
+    return hints

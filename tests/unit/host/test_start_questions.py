@@ -43,7 +43,7 @@ async def test_question_without_an_answer_is_a_problem_by_its_name() -> None:
     await start_questions.report(questions, health)
     assert {part: problem.shown() for part, problem in health.problems.items()} == {
         "way to a target (openat2)": "[NotSeen] cannot see way to a target (openat2): "
-        "Function not implemented (ENOSYS)",
+        f"Function not implemented (ENOSYS); {errors.ADVICE['NotSeen']}",
         "programs that parse a volume (bubblewrap)": "[RuntimeFailed] bwrap is not installed; "
         "install the package bubblewrap",
     }

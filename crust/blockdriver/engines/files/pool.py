@@ -48,11 +48,7 @@ class PoolIdentityUnreadable(errors.Corrupt):
     """The file with the pool's identity cannot be read."""
 
     def __init__(self, path: str, why: str) -> None:
-        super().__init__(
-            f"the identity of the pool in {path} cannot be read",
-            why=why,
-            hint="restore the file from a backup",
-        )
+        super().__init__(f"the identity of the pool in {path} cannot be read", why=why)
 
 
 class _Identity(pydantic.BaseModel):
@@ -225,7 +221,6 @@ class DirectoryPool:
                     "PoolIdentityMissing",
                     f"the pool has no identity: {self._identity!s} is missing",
                     why=f"{path / min(names)!s} exists, and a new identity would make the pool's volumes unknown",
-                    hint="restore the file from a backup, or set another state_dir",
                 )
 
     def _check_folders(self) -> None:

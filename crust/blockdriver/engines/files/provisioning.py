@@ -56,11 +56,7 @@ class PoolNotUsable(errors.NotReady):
     """The directory of the images, or the loop driver, cannot be used."""
 
     def __init__(self, pool: str, why: str) -> None:
-        super().__init__(
-            "the block driver cannot serve volumes",
-            why=f"{pool}: {why}",
-            hint="repair it; the driver needs no restart",
-        )
+        super().__init__("the block driver cannot serve volumes", why=f"{pool}: {why}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,7 +397,6 @@ class FileProvisioning:
                 "PoolFull",
                 f"no space for {name}",
                 why=f"{self._pool} has {available_bytes} free bytes",
-                hint="free space in it, or request a smaller volume",
             ) from err
 
 

@@ -193,7 +193,6 @@ class RbdPool:
                 "RbdPoolNotEmpty",
                 f"{self.shown} is no pool of crust, and is not made one",
                 why=f"it has the image {image} and no object {OBJECT}",
-                hint="name an empty namespace; if it was a pool of crust, restore the object",
             )
         if not self._create:
             raise self._absent(f"it has no object {OBJECT}")

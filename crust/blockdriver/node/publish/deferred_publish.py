@@ -42,9 +42,6 @@ class DeferredNodePublish:
                 "RootGroupNotDeferrable",
                 f"{request.volume_id} cannot be published with deferral",
                 why="its group is 0, which runtimes treat as no group",
-                hint=(
-                    "correct fsGroup in the pod's security context, or publish it without deferral"
-                ),
             )
         admitted = publish_rules.check_publish(self.stores, request)
         if admitted.staged.host and self.host_image.give_back(admitted):

@@ -36,9 +36,7 @@ class TargetOccupied(errors.Conflict):
     """Another mount is at the target."""
 
     def __init__(self, target: str, occupant: str) -> None:
-        super().__init__(
-            f"{target} is occupied", why=f"{occupant} is mounted there", hint="unmount it first"
-        )
+        super().__init__(f"{target} is occupied", why=f"{occupant} is mounted there")
 
 
 _DONE = {"done": True}

@@ -35,9 +35,7 @@ class TargetPublishedDifferently(errors.Conflict):
 
     def __init__(self, target: str, volume_id: str) -> None:
         super().__init__(
-            f"{volume_id} is published at {target} already",
-            why="with other arguments than these",
-            hint="unpublish it first",
+            f"{volume_id} is published at {target} already", why="with other arguments than these"
         )
 
 

@@ -84,5 +84,5 @@ async def test_probe_of_an_absent_pool_gives_the_reason(*, asks: bool) -> None:
     metadata = ((extensions.KEY, extensions.ERROR_INFO),) * asks
     call = Call("/csi.v1.Identity/Probe", metadata)
     assert not (await plugin.Probe(csi_pb2.ProbeRequest(), call)).ready.value
-    wanted = ((extensions.NOT_READY, b"[PoolAbsent] the disk is not mounted"),)
+    wanted = ((extensions.NOT_READY, plugin.problem.shown().encode()),)
     assert call.trailing == (wanted if asks else ())

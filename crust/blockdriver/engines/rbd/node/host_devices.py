@@ -50,7 +50,6 @@ class HostDevices:
                     "KernelLacksFeatures",
                     f"the image {volume_id} cannot be used on this host",
                     why=f"its kernel does not know these features of it: {', '.join(missing)}",
-                    hint="`rbd feature disable` them, or publish the volume with deferral",
                 )
             claim = HostClaim(place.claimed(ioctx, volume_id), self.host)
             mapping = self.kernel.find(image)

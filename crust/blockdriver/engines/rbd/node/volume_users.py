@@ -37,8 +37,6 @@ class CephKeyNotGiven(errors.NotReady):
             f"{error_text}: no key of a Ceph user is known",
             why="this node has no key of its own; it gets keys with the calls and keeps them in memory, and no call "
             "has brought one since this process was started",
-            hint="the next stage or publish brings one; set csi.storage.k8s.io/node-stage-secret-name, "
-            "node-publish-secret-name and node-expand-secret-name in the StorageClass",
         )
 
 

@@ -84,7 +84,6 @@ class NewRbdVolume:
                         "SourceTruncated",
                         f"the image of {source} is damaged",
                         why=f"it has {image.size()} bytes and should have {source_bytes}",
-                        hint="find out who shrank it; nothing was copied",
                     )
                 image.create_snap(name)
             self._clone(ioctx, source, name, size_bytes)
@@ -120,7 +119,6 @@ class NewRbdVolume:
                 "CloneDepthReached",
                 f"{self.volume_id} cannot be made yet",
                 why=f"its source is a clone of {depth_of_clone - 1} others in a row, which are being flattened",
-                hint="retry; flattening copies all data of a volume once",
             )
         if depth_of_clone > SOFT_DEPTH:
             put_flatten(ioctx, self.volume_id)

@@ -225,7 +225,6 @@ class RbdProvisioning(RbdSnapshots):
                 "CreatingVolumeUsed",
                 f"the volume {volume_id} is not removed",
                 why="it is noted as half made, and its content record was written since: the note is of a backup",
-                hint="restore a newer copy of the volume records; nothing was changed",
             )
         try:
             copies.clear(self, volume_id, (state.making or b"").decode())
@@ -284,5 +283,4 @@ class RbdProvisioning(RbdSnapshots):
             "CephStatisticsMissing",
             f"the capacity of the Ceph pool {self.place.pool!r} is unknown",
             why="no manager (ceph-mgr) has reported it",
-            hint="start a manager; it takes a few seconds after that",
         )

@@ -59,7 +59,6 @@ class RbdClientSilent(errors.NotReady):
             f"{image} is not changed now",
             why=f"a client that has it open does not answer: {', '.join(addresses) or 'unknown'}; it would be "
             "treated as dead",
-            hint="resume the virtual machine, or stop its pod; if its node does not come back, `crust ceph fence`",
         )
 
 

@@ -126,7 +126,6 @@ def _header_unreadable(image: str) -> errors.Corrupt:
         "HeaderUnreadable",
         f"the header of the image {image} cannot be read",
         why="the cluster answered it in an unknown form",
-        hint="look at the image: rbd info; crust knows images of format 2",
     )
 
 
