@@ -200,7 +200,12 @@ def sizes(deployed: Bench, volume_id: str) -> tuple[int, int]:
     return stores.volume_records.load(known).capacity_bytes, stores.provisioning.image_bytes(known)
 
 
-@pytest.mark.parametrize(("fs_type", "size"), [("xfs", 320 * MIB), ("btrfs", 160 * MIB)])
+GROWING = [("xfs", 320 * MIB), ("btrfs", 160 * MIB)]
+if growth.has_cap_sys_resource():  # tests/e2e/test_mounted_ext4.py
+    GROWING.append(("ext4", 64 * MIB))
+
+
+@pytest.mark.parametrize(("fs_type", "size"), GROWING)
 async def test_node_expand_grows_a_mounted_volume(deployed: Bench, fs_type: str, size: int) -> None:
     volume_id, target = await deployed.published(capability=mount(fs_type), size=size)
     for _ in range(2):  # a retry finds it done
