@@ -4,7 +4,7 @@
     fsck, growth, usage, fsfreeze        a filesystem: repaired, grown, counted, frozen
     fs_group                             the group of a volume's files
     extents, file_copy                   the extents of a file, and its copy
-    throttling, io_max                   I/O limits of control groups
+    throttling                           I/O limits of control groups
 
 No gRPC; an OSError becomes one of crust's errors here.
 """

@@ -18,11 +18,10 @@ from dataclasses import dataclass
 from crust.blockdriver.engines.pool_access import Attachment
 from crust.blockdriver.guests import Guests
 from crust.blockdriver.host import device_mounts, throttling
+from crust.blockdriver.host.throttling import NONE
 from crust.blockdriver.records.stores import Stores
 from crust.core import errors, volumes
 from crust.host.mounts import mountinfo
-
-NONE = volumes.IoLimits()
 
 _log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ read-only too, because a writable instance keeps a journal that a reading guest 
 import os
 from dataclasses import dataclass, replace
 
-from crust.blockdriver.node import io_limits
+from crust.blockdriver.host.throttling import NONE
 from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.publish import publish_rules
 from crust.blockdriver.node.publish.host_image import HostImage
@@ -67,7 +67,7 @@ class DeferredNodePublish:
             # before a guest can write: its filesystem is not mounted on the host like one of the host
             changes = {"in_guest": True, "growth_refused": "", "nobody_grows": nobody_grows}
             self.stores.content_records.save(content.replaced(**changes))
-        if limits != io_limits.NONE:
+        if limits != NONE:
             # Limits that a host mount left until the unstage would slow the hypervisor too.
             self.io_limits.settle(limits, admitted.attachment)
         self.stores.node_state.note_published(admitted.entry)

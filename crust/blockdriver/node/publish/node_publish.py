@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from crust.blockdriver.host import device_mounts, fs_group
-from crust.blockdriver.node import io_limits
+from crust.blockdriver.host.throttling import NONE
 from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.node_expand import NodeExpand
 from crust.blockdriver.node.node_stage import Preparation
@@ -104,7 +104,7 @@ class NodePublish:
             return self.host_image.make_ready(admitted) or self._begin(request)
         entry, device = admitted.entry, admitted.attachment.host_device  # raises NoHostDevice
         limits = admitted.record.limits.value
-        if limits != io_limits.NONE:
+        if limits != NONE:
             self.io_limits.throttle.check_can_limit()
         if admitted.present is not None and admitted.present.done:
             self.io_limits.hold(limits, device)

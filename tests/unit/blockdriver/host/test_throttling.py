@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from crust.blockdriver.host import io_max
+from crust.blockdriver.host import throttling
 from crust.blockdriver.host.throttling import NONE, CannotThrottle, Throttle
 from crust.core import errors, volumes
 from crust.host.mounts import mountinfo
@@ -18,17 +18,17 @@ LIMITS = volumes.IoLimits(10, 20, 30, 40)
 
 def test_io_max_line_names_every_limit() -> None:
     wanted = "7:3 rbps=30 wbps=40 riops=10 wiops=20\n"
-    assert io_max.line(DEVICE, LIMITS) == wanted
-    assert io_max.line(DEVICE, NONE) == "7:3 rbps=max wbps=max riops=max wiops=max\n"
+    assert throttling.line(DEVICE, LIMITS) == wanted
+    assert throttling.line(DEVICE, NONE) == "7:3 rbps=max wbps=max riops=max wiops=max\n"
     many = volumes.IoLimits(read_iops=2**40, read_bytes_per_second=2**40)
-    assert io_max.line(DEVICE, many).split()[1:4:2] == [f"rbps={2**40}", f"riops={2**32 - 1}"]
+    assert throttling.line(DEVICE, many).split()[1:4:2] == [f"rbps={2**40}", f"riops={2**32 - 1}"]
 
 
 def test_io_max_parse_finds_the_device_among_others() -> None:
     text = "7:33 rbps=1 wbps=1 riops=1 wiops=1\n7:3 rbps=30 wbps=max riops=10 wiops=max new=5\n"
-    assert io_max.parse(text, DEVICE) == volumes.IoLimits(10, 0, 30, 0)
-    assert io_max.parse("", DEVICE) == NONE
-    assert io_max.parse(io_max.line(DEVICE, LIMITS), DEVICE) == LIMITS
+    assert throttling.parse(text, DEVICE) == volumes.IoLimits(10, 0, 30, 0)
+    assert throttling.parse("", DEVICE) == NONE
+    assert throttling.parse(throttling.line(DEVICE, LIMITS), DEVICE) == LIMITS
 
 
 def mounted(monkeypatch: pytest.MonkeyPatch, *kinds: tuple[str, Path, str]) -> None:
@@ -61,7 +61,7 @@ def test_hierarchy_with_the_io_controller(tmp_path: Path, monkeypatch: pytest.Mo
     cgroups = Throttle()
     cgroups.check_can_limit()
     cgroups.set(DEVICE, LIMITS)
-    assert (whole / "kubepods" / "io.max").read_text() == io_max.line(DEVICE, LIMITS)
+    assert (whole / "kubepods" / "io.max").read_text() == throttling.line(DEVICE, LIMITS)
     assert cgroups.limits_of(DEVICE) == LIMITS
 
 
