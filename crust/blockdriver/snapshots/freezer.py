@@ -278,7 +278,7 @@ class Freezer:
                 self._thaw_at_start(intent)
 
     def open(self) -> None:
-        """Thaw filesystems that only the open engine finds; note the rest for `recover`: guests, and what failed."""
+        """Thaw filesystems that only the open engine finds; note the rest: guests, and what failed."""
         for intent in self._intents.open():
             self._left[intent.volume_id] = intent
             if not intent.target:
@@ -293,24 +293,18 @@ class Freezer:
         except errors.CrustError as err:
             _log.error("a filesystem stays frozen", extra={**extra, "error": err})
 
-    async def recover(self) -> None:
-        """Thaw what is left, or wait until a guest has thawed by itself."""
-        async with asyncio.TaskGroup() as group:
-            self._begin_to_recover(group)
-
     async def keep_recovering(self) -> None:
-        """`recover`, now and whenever a thaw failed or did not reach its guest, until cancelled."""
+        """Thaw what is left, or wait until a guest has thawed by itself: now and whenever a thaw failed or did not
+        reach its guest, until cancelled.
+        """
         async with asyncio.TaskGroup() as group:
             while True:
                 self._more.clear()
-                self._begin_to_recover(group)
+                for volume_id in self._left.keys() - self._trying:
+                    self._trying.add(volume_id)
+                    task = group.create_task(self._recover(volume_id), name=f"thaw {volume_id}")
+                    task.add_done_callback(functools.partial(self._recovered, volume_id))
                 await self._more.wait()
-
-    def _begin_to_recover(self, group: asyncio.TaskGroup) -> None:
-        for volume_id in self._left.keys() - self._trying:
-            self._trying.add(volume_id)
-            task = group.create_task(self._recover(volume_id), name=f"thaw {volume_id}")
-            task.add_done_callback(functools.partial(self._recovered, volume_id))
 
     def _recovered(self, volume_id: volumes.VolumeId, _: asyncio.Task[None]) -> None:
         self._trying.discard(volume_id)

@@ -161,7 +161,11 @@ async def test_failed_thaw_at_start_is_repeated_while_driver_runs(copying: Bench
     with failing_thaws(3):
         await asyncio.to_thread(copying.restart)
         assert is_frozen(target)
-        await copying.driver.controller.snapshots.freezer.recover()
+        freezer = copying.driver.controller.snapshots.freezer
+        repeating = asyncio.create_task(freezer.keep_recovering())
+        while intents(copying):  # noqa: ASYNC110 - of a thread
+            await asyncio.sleep(0)
+        repeating.cancel()
     assert (is_frozen(target), intents(copying)) == (False, [])
 
 

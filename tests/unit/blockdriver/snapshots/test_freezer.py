@@ -155,12 +155,22 @@ async def test_freeze_without_a_runtime_socket_is_refused(
     assert caplog.records == []
 
 
+async def recovered(freezer: Freezer) -> None:
+    """Recovery, until it tries no thaw any more."""
+    recovering = asyncio.create_task(freezer.keep_recovering())
+    await asyncio.sleep(0)  # it begins
+    thaws = [task for task in asyncio.all_tasks() if task.get_name().startswith("thaw ")]
+    await asyncio.gather(*thaws)
+    recovering.cancel()
+    await asyncio.wait([recovering])
+
+
 @pytest.mark.parametrize("later", ["", '\0{"later": true}'], ids=["", "of a later version"])
 async def test_recovery_thaws_guests_left_frozen(node: Node, later: str) -> None:
     guest, path = node.noted_frozen(), node.root / "freezes" / ONE.volume_id
     path.write_text(path.read_text().removesuffix("\n") + f"{later}\n")
     node.restart()
-    await node.freezer.recover()
+    await recovered(node.freezer)
     assert (guest.frozen, node.noted()) == (False, [])
 
 
@@ -179,7 +189,7 @@ async def test_recovery_waits_for_an_unreachable_proxy(
 
     monkeypatch.setattr(freezer, "_PAUSE_S", 0.001)
     monkeypatch.setattr(node.guests, "thaw", away_at_first)
-    await node.freezer.recover()
+    await recovered(node.freezer)
     assert noted == [["vol-1"]] * 3
     assert not guest.frozen
     assert node.noted() == []
@@ -219,7 +229,7 @@ async def test_copy_whose_intent_cannot_be_removed_counts(
         async with node.freezer.frozen([ONE]):
             pass
     assert (guest.frozen, node.noted()) == (False, ["vol-1"])
-    await node.freezer.recover()
+    await recovered(node.freezer)
     assert node.noted() == []
 
 
@@ -227,7 +237,7 @@ async def test_copy_whose_intent_cannot_be_removed_counts(
 async def test_intent_with_a_final_error_is_dropped(node: Node, error: errors.CrustError) -> None:
     node.noted_frozen().error = error
     node.restart()
-    await node.freezer.recover()
+    await recovered(node.freezer)
     assert node.noted() == []
 
 
@@ -235,7 +245,7 @@ async def test_recovery_does_not_thaw_a_new_freeze(node: Node) -> None:
     guest = node.noted_frozen()
     node.restart()
     async with node.freezer.frozen([ONE]):
-        await node.freezer.recover()
+        await recovered(node.freezer)
         assert guest.frozen
     assert node.noted() == []
 
@@ -249,5 +259,5 @@ async def test_intents_of_another_boot_and_invalid_ones_are_ignored(node: Node) 
     assert node.noted() == []
     node.intents.note(Intent(ONE.volume_id, target="relative"))
     node.restart()
-    await node.freezer.recover()
+    await recovered(node.freezer)
     assert node.noted() == []
