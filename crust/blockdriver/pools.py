@@ -13,16 +13,17 @@ one pool. A driver of one pool takes the same way.
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 from google.protobuf.message import Message
 
 from crust.blockdriver.controller.class_parameters import POOL
-from crust.blockdriver.controller.list_volumes import PAGE_MAX
+from crust.blockdriver.controller.list_volumes import PAGE_MAX, Listed
 from crust.blockdriver.engines import pool_access
 from crust.blockdriver.pool_watch import PoolWatch
-from crust.blockdriver.services.pool import Pool
+from crust.blockdriver.records.node_state import NodeState
 from crust.blockdriver.settings import DEFAULT_POOL
 from crust.core import errors
 from crust.core.supervised import Health
@@ -51,6 +52,10 @@ _IDS = (
     "base_snapshot_id",
     "target_snapshot_id",
 )
+
+
+_VOLUMES = 500
+"""The volumes of a pool that one look reads."""
 
 
 class PoolNotOnNode(errors.Exhausted):
@@ -141,17 +146,24 @@ class Pools:
     async def GetPool(
         self, request: pool_pb2.GetPoolRequest, call: Call
     ) -> pool_pb2.GetPoolResponse:
-        """The space of each pool, and the problems of the process. An only pool that is not open refuses."""
+        """The space of each pool now, in bytes, by which CreateVolume decides, and the problems of the process. An
+        only pool that is not open refuses.
+        """
         spaces = []
         problems = dict(self._health.problems)
         found = await asyncio.gather(*map(self._problem, self._watches.values()))
         for (name, watch), problem in zip(self._watches.items(), found, strict=True):
-            space = pool_pb2.GetPoolResponse()
+            space = pool_pb2.GetPoolResponse(name=name)
             if problem is None:
-                space = await Pool(watch.driver.controller).GetPool(request, call)
+                controller = watch.driver.controller
+                space.thick = controller.provisioner.thick
+                measured = await controller.calls.read(
+                    (), controller.stores.capacity.measured, call
+                )
+                for kind, number in measured.items():
+                    setattr(space, f"{kind}_bytes", number)
             else:
                 problems[watch.part], space.problem = problem, problem.shown()
-            space.name = name
             spaces.append(space)
         answer, *further = spaces
         answer.further.extend(further)
@@ -162,14 +174,17 @@ class Pools:
     async def ListPoolVolumes(
         self, request: pool_pb2.ListPoolVolumesRequest, call: Call
     ) -> AsyncIterator[pool_pb2.PoolVolume]:
-        """The volumes of each pool that is served; an only pool that is not open refuses."""
+        """The volumes of each pool that is served, read page by page; an only pool that is not open refuses."""
         for name, watch in self._watches.items():
             if await self._problem(watch) is not None:
                 continue
-            volumes = Pool(watch.driver.controller).ListPoolVolumes(request, call)
-            async for volume in volumes:
-                volume.pool = name
-                yield volume
+            controller, token, is_last = watch.driver.controller, "", False
+            while not is_last:
+                look = partial(controller.lister.page, _VOLUMES, token)
+                page, token = await controller.calls.read(token, look, call)
+                for listed in page:
+                    yield _pool_volume(listed, controller.stores.node_state, name)
+                is_last = not token
 
     async def _problem(self, watch: PoolWatch) -> errors.CrustError | None:
         """Why a pool of several is not served; None of an only one, whose calls say it themselves."""
@@ -265,6 +280,26 @@ def _pool_ids(request: Message) -> Iterator[str]:
         yield from filter(
             None, map(pool_access.pool_of, [value] if isinstance(value, str) else value)
         )
+
+
+def _pool_volume(listed: Listed, node_state: NodeState, pool_name: str) -> pool_pb2.PoolVolume:
+    condition = listed.health.condition
+    problems = [condition.message] if condition.abnormal else []
+    targets: list[str] = []
+    try:
+        targets = [entry.target for entry in node_state.of(listed.volume_id).publishes]
+    except errors.Corrupt as error:
+        problems.append(error.shown())
+    return pool_pb2.PoolVolume(
+        volume_id=listed.volume_id,
+        name=listed.record.name if listed.record else "",
+        capacity_bytes=listed.record.capacity_bytes if listed.record else 0,
+        nodes=listed.nodes,
+        targets=targets,
+        problem="; ".join(problems),
+        thick=listed.record is not None and listed.record.thick,
+        pool=pool_name,
+    )
 
 
 def _id_of(entry: Any) -> str:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from crust.blockdriver.controller import class_parameters
 from crust.blockdriver.controller.controller_publish import ControllerPublish, PublishRequest
-from crust.blockdriver.controller.create_volume import CapacityQuery, Create, Provisioner
+from crust.blockdriver.controller.create_volume import Create, Provisioner
 from crust.blockdriver.controller.list_volumes import Listed, VolumeLister
 from crust.blockdriver.controller.modify_volume import VolumeModifier
 from crust.blockdriver.records.health import HealthCheck
@@ -163,7 +163,7 @@ class Controller(SnapshotCalls):
         self, request: csi_pb2.GetCapacityRequest, call: Call
     ) -> csi_pb2.GetCapacityResponse:
         """The free capacity for volumes with these capabilities in this topology."""
-        query = CapacityQuery(
+        query = (
             tuple(csi.capability(capability) for capability in request.volume_capabilities),
             tuple(sorted(csi.mapping(request.parameters, "parameters").items())),
             segments_of(request.accessible_topology)
@@ -171,7 +171,7 @@ class Controller(SnapshotCalls):
             else (),
         )
         available, largest, smallest = await self.calls.read(
-            query, lambda: self.provisioner.available(query), call
+            query, lambda: self.provisioner.available(*query), call
         )
         response = csi_pb2.GetCapacityResponse(available_capacity=available)
         response.maximum_volume_size.value = largest
