@@ -172,16 +172,12 @@ class DriverSettings(ProgramSettings):
     """The pod cgroup, as a path in its hierarchy; empty: /kubepods.slice or /kubepods."""
 
     @pydantic.model_validator(mode="after")
-    def _remembers_elsewhere(self) -> Self:
+    def _pools_fit(self) -> Self:
         for pool in self.by_pool().values():
             if f"{pool.pool_id_file}/".startswith(f"{pool.state_dir.rstrip('/')}/"):
                 raise ValueError(
                     "pool_id_file is inside of state_dir: it would be gone with the pool"
                 )
-        return self
-
-    @pydantic.model_validator(mode="after")
-    def _pools_fit_the_engine(self) -> Self:
         if self.pools and self.engine not in LOCAL_ENGINES:
             raise ValueError(
                 f"pools are there, and engine is {self.engine}: each of its pools is a driver of its own name"
@@ -227,10 +223,6 @@ class DriverSettings(ProgramSettings):
             raise ValueError(
                 "node_deployment is set, and every node reaches the pool of the engine rbd: run a controller"
             )
-        return self
-
-    @pydantic.model_validator(mode="after")
-    def _blocks_fit_the_engine(self) -> Self:
         if self.engine == "rbd" and self.provisioning == "thick":
             raise ValueError(
                 "provisioning is thick, and Ceph allocates the blocks of an image when they are written"

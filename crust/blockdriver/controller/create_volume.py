@@ -50,15 +50,6 @@ class Create:
 
 
 @dataclass(frozen=True, slots=True)
-class CapacityQuery:
-    """A decoded GetCapacityRequest; `place` is empty for any topology."""
-
-    capabilities: tuple[volumes.VolumeCapability, ...]
-    parameters: tuple[tuple[str, str], ...]
-    place: topology.Segments
-
-
-@dataclass(frozen=True, slots=True)
 class Provisioner:
     """Creates and deletes volumes. The caller makes one call per volume at a time."""
 
@@ -234,21 +225,26 @@ class Provisioner:
             if self.stores.volume_records.is_id(volume_or_set_id):  # a removal may have been undone
                 self.stores.volume_records.look_again(volume_or_set_id)
 
-    def available(self, query: CapacityQuery) -> tuple[int, int, int]:
+    def available(
+        self,
+        capabilities: tuple[volumes.VolumeCapability, ...],
+        parameters_sent: tuple[tuple[str, str], ...],
+        place: topology.Segments,
+    ) -> tuple[int, int, int]:
         """The bytes for such volumes, by the numbers that decide about new volumes: available, the largest and the
-        smallest size. All are 0 if such a volume cannot be made. Blocks.
+        smallest size. All are 0 if such a volume cannot be made. `place` is empty for any topology. Blocks.
 
         Raises `UnknownParameter`, `InvalidParameter`.
         """
         supported = self.stores.supported
-        parameters = class_parameters.parse(dict(query.parameters), supported.fs_types)
-        is_here = not query.place or topology.is_here(query.place, self.stores.segment)
-        if not is_here or any(supported.obstacle(capability) for capability in query.capabilities):
+        parameters = class_parameters.parse(dict(parameters_sent), supported.fs_types)
+        is_here = not place or topology.is_here(place, self.stores.segment)
+        if not is_here or any(map(supported.obstacle, capabilities)):
             return 0, 0, 0
         thick = self.thick if parameters.thick is None else parameters.thick
         if thick and self.stores.provisioning.thick_obstacle():
             return 0, 0, 0
-        usages = capability_check.usages_of(query.capabilities, parameters.fs_type)
+        usages = capability_check.usages_of(capabilities, parameters.fs_type)
         available = self.stores.capacity.available_bytes(thick=thick)
         maximum = min(available, self.stores.provisioning.maximum_bytes)
         return available, maximum, capacity.minimum_bytes(usages)

@@ -8,7 +8,7 @@ from typing import Literal, cast
 import pytest
 
 from crust.blockdriver.controller import class_parameters, create_volume, topology
-from crust.blockdriver.controller.create_volume import CapacityQuery, Create, Provisioner
+from crust.blockdriver.controller.create_volume import Create, Provisioner
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.engines.pool_access import RecordKind
 from crust.blockdriver.records import capability_check, capacity, models
@@ -355,11 +355,11 @@ def test_get_capacity_depends_on_filesystem_and_topology(provisioner: Provisione
     def ask(
         capability: volumes.VolumeCapability | None = None, place: topology.Segments = ()
     ) -> tuple[int, int, int]:
-        return provisioner.available(CapacityQuery((capability,) if capability else (), (), place))
+        return provisioner.available((capability,) if capability else (), (), place)
 
     assert ask() == (POOL_BYTES, POOL_BYTES, MIB)
     assert ask(mount("xfs"), HERE) == (POOL_BYTES, POOL_BYTES, 300 * MIB)
     assert ask(mount(), ELSEWHERE) == (0, 0, 0)
     assert ask(mount(mode=Mode.MULTI_NODE_MULTI_WRITER)) == (0, 0, 0)
     with pytest.raises(errors.InvalidRequest):
-        provisioner.available(CapacityQuery((), (("odd", ""),), ()))
+        provisioner.available((), (("odd", ""),), ())

@@ -253,8 +253,8 @@ async def test_thick_volume_is_refused_where_its_blocks_do_not_stay(
     monkeypatch.setattr(state.stores.provisioning, "thick_obstacle", lambda: "it is btrfs")
     with raised("ThickNotPossible"):
         await provisioner.create(kind("a", GIB, "thick"))
-    query = create_volume.CapacityQuery((), (("crust.dev/provisioning", "thick"),), ())
-    assert provisioner.available(query) == (0, 0, 0)
+    sent = (("crust.dev/provisioning", "thick"),)
+    assert provisioner.available((), sent, ()) == (0, 0, 0)
     assert (await provisioner.create(kind("a", GIB, "thin"))).thick is False
 
 
