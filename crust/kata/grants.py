@@ -156,9 +156,8 @@ class Grants:
     def report_orphaned(self, sandbox_id: volumes.SandboxId, problem: errors.CrustError) -> None:
         """Write into each claim.json of the sandbox that its shim has ended. Raises `KeeperGone`."""
         with self._connected(sandbox_id) as keeper:
-            digests = keeper.held()
             for volume in self.store.scan():
-                if volume.record is not None and volume.digest in digests:
+                if volume.record is not None and volume.digest in keeper.counts:
                     self._report(sandbox_id, volume.record, keeper, State.ERROR, problem.shown())
 
     def withdraw(self, sandbox_id: str, needless: Callable[[User], bool]) -> None:
@@ -228,7 +227,7 @@ class Grants:
         """The records of those claims that the sandbox's keeper holds, by their digests."""
         claimed = {}
         with contextlib.suppress(keepers.KeeperGone), self._connected(sandbox.id) as keeper:
-            held = keeper.held() if keeper.vm_pid == sandbox.pid else {}
+            held = keeper.counts if keeper.vm_pid == sandbox.pid else {}
             for digest in records.keys() & held:
                 with contextlib.closing(
                     self._adopted(sandbox.id, records[digest], keeper)

@@ -1,7 +1,7 @@
 """The SDK for runtimes: resolve a container's mounts, claim volumes for sandboxes, answer the proxy's calls.
 
-    sources       find the volume, and the path in it, that a mount source of the OCI bundle names
-    claims        claim a volume for a sandbox, hold it, report its state, release it
+    claims        find the volume that a mount source of the OCI bundle names, claim it for a sandbox, hold it, report
+                  its state, release it
     threads       on which these coroutines reach files: a file that hangs stops neither the loop nor the process
     blocking      the same as functions that block, and the keepers of hypervisors that take no descriptors
     service       serve RuntimeHandler on the handler's own socket       (imports grpc)
@@ -27,8 +27,8 @@ from crust.runtime_handler.claims import (
     claim_volume,
     process_of,
     reclaim_volume,
+    resolve_source,
 )
-from crust.runtime_handler.sources import resolve_source
 
 __all__ = [
     "Claim",

@@ -1,4 +1,4 @@
-"""A sandbox's claim on a volume, in coroutines; `crust.runtime_handler.blocking` says the rules.
+"""A sandbox's claim on the volume of a mount source, in coroutines; `crust.runtime_handler.blocking` says the rules.
 
 The claim is taken, and given back, in one hop to a thread, because it locks, writes and syncs. A caller that is
 cancelled meanwhile has no claim: the thread gives it back.
@@ -16,9 +16,10 @@ from crust.handoff.record import Record
 from crust.host.process.processes import Process
 from crust.runtime_handler import threads
 from crust.runtime_handler.blocking import claim as blocking
-from crust.runtime_handler.blocking import take_claim
+from crust.runtime_handler.blocking import resolve, take_claim
 
 _process_of = aiofiles.os.wrap(blocking.process_of)
+_resolve_source = aiofiles.os.wrap(resolve.resolve_source)
 
 
 class Claim:
@@ -136,6 +137,17 @@ async def adopt_volume(
         take_claim.adopt_volume, root, target, sandbox_id, handler, holder_pid
     )
     return Claim(await threads.run_or_undo(claim, blocking.Claim.close))
+
+
+async def resolve_source(root: str, source: str) -> resolve.Resolved | resolve.NotDeferred:
+    """Resolve the source of a bind mount, whose filesystem may hang, with the handoff directory at `root`.
+
+    Raises as `blocking.resolve_source`, and `NoWorkerFree`.
+    """
+    await threads.POOL.check_free()
+    resolved: resolve.Resolved | resolve.NotDeferred
+    resolved = await _resolve_source(root, source, executor=threads.EXECUTOR)
+    return resolved
 
 
 async def process_of(pid: int) -> Process:

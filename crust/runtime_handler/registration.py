@@ -22,10 +22,7 @@ from crust.rpc.port import Port, SocketPort, stub
 from crust.rpc.status import PeerStatus
 from crust.wire.v1 import handlers_pb2, handlers_pb2_grpc
 
-__all__ = [
-    "RegisterRequest",
-    "Registration",
-]
+__all__ = ["RegisterRequest", "Registration"]
 
 _log = logging.getLogger(__name__)
 
@@ -122,6 +119,8 @@ class Registration:
     async def _hold_session(self, to_proxy: Port) -> bool:
         """Register and wait until the stream ends; returns whether the proxy had accepted the registration."""
         registry = stub(handlers_pb2_grpc.HandlerRegistryStub, to_proxy)
+        # the facts are in the messages too: a process of an author has the standard logging
+        facts = {"proxy": self._socket, "handler": self._request.name}
         answered = False
         try:
             # wait_for_ready: without a proxy this waits for the port, which reconnects all the time.
@@ -133,12 +132,7 @@ class Registration:
                 self.response = answer
                 self.lost.clear()
                 self.registered.set()
-                _log.info(
-                    "registered with the proxy at %s as %s",
-                    self._socket,
-                    self._request.name,
-                    extra={"proxy": self._socket, "handler": self._request.name},
-                )
+                _log.info("registered with the proxy at %s as %s", *facts.values(), extra=facts)
             self.error = errors.PeerUnavailable("the proxy ended the registration")
         except PeerStatus as err:
             self._refused(status.to_error(err))
@@ -150,15 +144,8 @@ class Registration:
                 "lost the session with the proxy" if answered else "not registered with the proxy"
             )
             reason = str(self.error or "the registration was stopped")
-            # the facts are in the message: a process of an author has the standard logging
-            _log.warning(
-                "%s at %s as %s: %s",
-                event,
-                self._socket,
-                self._request.name,
-                reason,
-                extra={"proxy": self._socket, "handler": self._request.name, "error": reason},
-            )
+            extra = {**facts, "error": reason}
+            _log.warning("%s at %s as %s: %s", event, *facts.values(), reason, extra=extra)
         return answered
 
     def _refused(self, error: errors.CrustError) -> None:

@@ -14,7 +14,8 @@ makes no such calls. To a call of such a feature `Handler` raises `FeatureNotOff
 import asyncio
 import contextlib
 import weakref
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from typing import TypeVar
 
 import grpc.aio
 
@@ -26,13 +27,9 @@ from crust.rpc.serving import server
 from crust.rpc.serving.service import Service, methods_of
 from crust.wire.v1 import handlers_pb2, types_pb2
 
-__all__ = [
-    "FeatureNotOffered",
-    "Handler",
-    "serving",
-]
+__all__ = ["FeatureNotOffered", "Handler", "serving"]
 
-
+T = TypeVar("T")
 _SERVICE = handlers_pb2.DESCRIPTOR.services_by_name["RuntimeHandler"]
 
 
@@ -92,9 +89,7 @@ async def serving(
     Raises as `crust.rpc.serving.server.serving`: the socket is in use, its path is too long.
     """
     running = operations.KeyedOperations(Workers("the runtime handler"))
-    servicer = _Servicer(handler, running)
-
-    service = Service("runtime-handler", methods_of(servicer, _SERVICE))
+    service = Service("runtime-handler", methods_of(_Servicer(handler, running), _SERVICE))
     async with server.serving(socket_path, service, lock_path=lock_path) as serving_now:
         try:
             yield serving_now
@@ -106,8 +101,7 @@ class _Servicer:
     def __init__(self, handler: Handler, running: operations.KeyedOperations) -> None:
         self._handler = handler
         self._running = running
-        self._freeze_locks: weakref.WeakValueDictionary[volumes.TargetPath, asyncio.Lock]
-        self._freeze_locks = weakref.WeakValueDictionary()
+        self._freeze_locks = weakref.WeakValueDictionary[volumes.TargetPath, asyncio.Lock]()
 
     async def GetProblems(
         self, request: handlers_pb2.GetProblemsRequest, call: Call
@@ -150,7 +144,7 @@ class _Servicer:
             ("freeze", target),
             "FreezeVolume",
             thaw_after_s,
-            lambda: self._freeze(target, thaw_after_s),
+            lambda: self._in_order(target, lambda: self._handler.freeze(target, thaw_after_s)),
         )
         return handlers_pb2.FreezeVolumeResponse()
 
@@ -159,7 +153,10 @@ class _Servicer:
     ) -> handlers_pb2.ThawVolumeResponse:
         target = volumes.TargetPath.parse(request.target_path)
         was_frozen = await self._running.run(
-            ("thaw", target), "ThawVolume", None, lambda: self._thaw(target)
+            ("thaw", target),
+            "ThawVolume",
+            None,
+            lambda: self._in_order(target, lambda: self._handler.thaw(target)),
         )
         return handlers_pb2.ThawVolumeResponse(was_frozen=was_frozen)
 
@@ -176,14 +173,7 @@ class _Servicer:
         )
         return handlers_pb2.SetVolumeLimitsResponse()
 
-    async def _freeze(self, target: volumes.TargetPath, thaw_after_s: int) -> None:
-        async with self._freeze_lock(target):
-            await self._handler.freeze(target, thaw_after_s)
-
-    async def _thaw(self, target: volumes.TargetPath) -> bool:
-        async with self._freeze_lock(target):
-            return await self._handler.thaw(target)
-
-    def _freeze_lock(self, target: volumes.TargetPath) -> asyncio.Lock:
-        """The lock that keeps freezes and thaws of one volume in the order of their arrival."""
-        return self._freeze_locks.setdefault(target, asyncio.Lock())
+    async def _in_order(self, target: volumes.TargetPath, work: Callable[[], Awaitable[T]]) -> T:
+        """Freezes and thaws of one volume keep the order of their arrival."""
+        async with self._freeze_locks.setdefault(target, asyncio.Lock()):
+            return await work()

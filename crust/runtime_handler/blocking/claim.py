@@ -1,14 +1,5 @@
 """A sandbox's claim on a volume: nobody else can use the volume, for exactly as long as the sandbox lives.
 
-    claim.fds        pass these descriptors to the hypervisor (`pass_fds`; QMP `add-fd` if it runs already), or to
-                     its keeper (`keepers`) if it takes none
-    grow_and_report  grow the filesystem, and write into claim.json that the sandbox has mounted it, and its
-                     hypervisor; the one coroutine
-    report_error     write the reason why it has not
-    hand_over        close the handler's copies, if that process has its own: then the claim lives as long as it
-    close            close the copy of an adopted claim, whose holder has its own
-    release          after the sandbox has ended, or when it has given the device back
-
 A sandbox claims a volume once (`take_claim`), for all of its containers; the runtime counts them. A restarted handler
 adopts the claims of the virtual machines that it finds running: it copies the lock's descriptor out of the process
 that holds it, so that the claim cannot end, and another sandbox's begin, while it writes claim.json.
@@ -94,10 +85,8 @@ class Claim:
     def fds(self) -> tuple[int, ...]:
         """The descriptors for the hypervisor: the lock's and, unless it is an image, the device's.
 
-        Empty after `hand_over` and `close`.
-
-        They are closed on exec, so that no other child keeps the claim alive; `pass_fds` overrides this for one
-        child.
+        Pass them by `pass_fds`, by QMP `add-fd` if it runs already, or to its keeper (`keepers`) if it takes none.
+        They are closed on exec, so that no other child keeps the claim alive. Empty after `hand_over` and `close`.
         """
         lock_fd = self._lock.fd if self._lock is not None else -1
         return tuple(fd for fd in (lock_fd, self._device_fd) if fd >= 0)

@@ -87,6 +87,8 @@ class Keeper:
         """The VM's process, as of the last answer; -1: it has ended."""
         self.put_files: dict[str, PutFile] = {}
         """The files that were put and not withdrawn, by their paths, as of the last answer."""
+        self.counts: dict[str, int] = {}
+        """The number of descriptors that the keeper holds, by name, as of the last answer."""
         self._line = line
         self._version = 0
         self._collected: list[tuple[dict[str, str], Sequence[int]]] | None = None
@@ -147,8 +149,9 @@ class Keeper:
             self._ask({"op": "all", "requests": requests}, every_fd)
 
     def held(self) -> dict[str, int]:
-        """The number of descriptors that the keeper holds, by name. Raises KeeperGone."""
-        return self._ask({"op": "held"})
+        """The `counts` now. Raises KeeperGone."""
+        self._ask({"op": "held"})
+        return self.counts
 
     def close(self) -> None:
         """End the connection; idempotent."""
@@ -166,7 +169,7 @@ class Keeper:
         else:
             self._collected.append((request, fds))
 
-    def _ask(self, request: Mapping[str, object], fds: Sequence[int] = ()) -> dict[str, int]:
+    def _ask(self, request: Mapping[str, object], fds: Sequence[int] = ()) -> None:
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
         try:
             self._line.sendmsg([json.dumps(request).encode() + b"\n"], rights)
@@ -194,8 +197,8 @@ class Keeper:
                     over: PutFile(put["name"], frozenset(put["users"]))
                     for over, put in answer["put"].items()
                 }
-                counts: dict[str, int] = answer["held"]
-                return counts
+                self.counts = answer["held"]
+                return
         raise errors.RuntimeFailed.named(
             "KeeperRefused", f"the keeper at {self.path} refused a request", why=why
         )

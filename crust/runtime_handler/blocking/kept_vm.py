@@ -107,8 +107,11 @@ class KeptVm:
         in_hand: Mapping[str, ClaimInHand],
         copies: contextlib.ExitStack,
     ) -> keepers.Keeper:
-        keeper, held_names = self._keeper()
+        keeper: keepers.Keeper | None = None
+        with contextlib.suppress(keepers.KeeperGone):
+            keeper = keepers.connect(self.socket)
         try:
+            held_names = keeper.counts if keeper is not None else {}
             missing = {name: used[name] for name in used if name not in held_names}
             fds, failed = self._all_claimed(missing, in_hand, copies)  # before the keeper
             if keeper is None and (fds or not failed):
@@ -151,21 +154,6 @@ class KeptVm:
                 failed.append(err)
         return fds, failed
 
-    def _keeper(self) -> tuple[keepers.Keeper | None, Mapping[str, int]]:
-        """The running keeper and its claims, if there is one. The standby of a keeper that ends holds the same."""
-        while True:
-            try:
-                keeper = keepers.connect(self.socket)
-            except keepers.KeeperGone:
-                return None, {}
-            try:
-                return keeper, keeper.held()
-            except keepers.KeeperGone:
-                keeper.close()
-            except BaseException:
-                keeper.close()
-                raise
-
     def _claimed(
         self,
         name: str,
@@ -187,19 +175,17 @@ class KeptVm:
 
     def _reclaimed(self, target: volumes.TargetPath) -> claim.Claim:
         """Claim the volume again. A keeper that ends closes its socket a moment before the lock."""
-        for _ in range(int(_STILL_OURS_S * 1000 / _AGAIN_MS)):
+        left_ms = _STILL_OURS_S * 1000
+        while True:
             try:
-                return self._reclaim(target)
+                return take_claim.reclaim_volume(
+                    self.root, target, self.sandbox_id, self.handler, self.process
+                )
             except claims.HeldBySandbox as err:
-                if err.sandbox_id not in (self.sandbox_id, ""):
+                if err.sandbox_id not in (self.sandbox_id, "") or left_ms <= 0:
                     raise
+            left_ms -= _AGAIN_MS
             select.select([], [], [], _AGAIN_MS / 1000)
-        return self._reclaim(target)
-
-    def _reclaim(self, target: volumes.TargetPath) -> claim.Claim:
-        return take_claim.reclaim_volume(
-            self.root, target, self.sandbox_id, self.handler, self.process
-        )
 
 
 class _TakenByAnother(Exception):

@@ -1,10 +1,4 @@
-"""The ways in which a sandbox gets the claim of a volume.
-
-    claim_volume    for a new sandbox: lock the entry, read the record, open the device, check its identity, write
-                    claim.json; or fail and leave everything as it was, a dead claim too; claim_volumes for several
-    adopt_volume    for a restarted handler whose virtual machine runs: copy the lock of the process that has it
-    reclaim_volume  for a running virtual machine whose keeper was killed: take the lock again, if nobody had the
-                    volume meanwhile
+"""The ways in which a sandbox gets the claim of a volume: it claims, its restarted handler adopts or reclaims.
 
 A kubelet passes fsGroup only to drivers with VOLUME_MOUNT_GROUP. For other drivers it changes the group of the target
 directory, which is the root of the guard mount here. This module reads that group and puts it into the record, so
@@ -49,7 +43,7 @@ def claim_volume(
     features: Collection[volumes.HandlerFeature] = frozenset(),
     process: Process | None = None,
 ) -> Claim:
-    """Claim the volume that is published at `target`, or raise and change nothing.
+    """Claim the volume that is published at `target`, or raise and change nothing: a dead claim stays too.
 
     `process` is the hypervisor's, if it runs already; a claim that a keeper will hold needs it (H-24). `features` are
     the features of the runtime's RegisterRequest: a volume that needs another feature is refused. Raises

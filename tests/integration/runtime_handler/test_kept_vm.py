@@ -284,11 +284,13 @@ def test_keeper_killed_before_question_of_recovery_costs_no_vm(
     store.write(record_of(device("b"), OTHER))
     really = getattr(keepers.Keeper, question)
     killed: list[int] = []
+    with keepers.connect(vm.socket) as present:
+        keeper = present.pid
 
     def asked(line: keepers.Keeper, *arguments: object) -> object:
-        if line.pids and not killed:
-            killed.append(line.pid)
-            processes.end(line.pid)
+        if not killed:
+            killed.append(keeper)
+            processes.end(keeper)
         return really(line, *arguments)
 
     monkeypatch.setattr(keepers.Keeper, question, asked)
