@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from urllib.parse import quote
 
@@ -77,7 +78,6 @@ class KubernetesApi:
         self._http = http
 
     async def close(self) -> None:
-        """End the connections."""
         await self._http.aclose()
 
     async def get(self, kind: type[Kind], name: str, *, namespace: str = "") -> Kind | None:
@@ -176,29 +176,21 @@ def client(kubeconfig: str) -> KubernetesApi:
         raise UnusableKubeconfig(kubeconfig, why) from error
 
 
+@dataclass(eq=False)
 class Informer(Generic[Kind, Kept]):
     """A cache of the objects of one kind: the result of `keep` for each, by `key`. `fields` is a field selector."""
 
-    def __init__(
-        self,
-        api: KubernetesApi,
-        kind: type[Kind],
-        keep: Callable[[Kind], Kept],
-        *,
-        key: Callable[[Kind], str] = lambda item: item.name,
-        fields: str = "",
-    ) -> None:
-        self._api = api
-        self.kind = kind
-        self._keep = keep
-        self._key = key
-        self._fields = fields
-        self.known: dict[str, Kept] = {}
-        """The objects, as the last list and the changes since have them; or as they were asked for directly."""
-        self._failures = 0
-        self._current = asyncio.Event()
-        self.failure = ""
-        """Why the objects are not known; empty: they are, or no answer has come yet."""
+    api: KubernetesApi
+    kind: type[Kind]
+    keep: Callable[[Kind], Kept]
+    key: Callable[[Kind], str] = lambda item: item.name
+    fields: str = ""
+    known: dict[str, Kept] = field(default_factory=dict)
+    """The objects, as the last list and the changes since have them; or as they were asked for directly."""
+    failure: str = ""
+    """Why the objects are not known; empty: they are, or no answer has come yet."""
+    _failures: int = 0
+    _current: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def check_known(self, subject: str) -> None:
         """Raise `KubernetesApiUnavailable` unless list and watch work. Waits a few seconds for the next list."""
@@ -213,7 +205,10 @@ class Informer(Generic[Kind, Kept]):
         while True:
             try:
                 async with asyncio.timeout(scattered(_RELIST_S)) as relist:
-                    version = await self._list()
+                    objects, version = await self.api.listing(self.kind, fields=self.fields)
+                    self.known = {self.key(item): self.keep(item) for item in objects}
+                    self.failure = ""
+                    self._current.set()
                     await self._watch(version)
             except TimeoutError as error:
                 if not relist.expired():
@@ -241,27 +236,19 @@ class Informer(Generic[Kind, Kept]):
     def _pause_s(self) -> float:
         return _PAUSES_S[min(self._failures, len(_PAUSES_S) - 1)]
 
-    async def _list(self) -> str:
-        objects, version = await self._api.listing(self.kind, fields=self._fields)
-        self.known = {self._key(item): self._keep(item) for item in objects}
-        self.failure = ""
-        self._current.set()
-        return version
-
     async def _watch(self, version: str) -> None:
-        changes = self._api.watch(self.kind, version, fields=self._fields)
+        changes = self.api.watch(self.kind, version, fields=self.fields)
         async with contextlib.aclosing(changes):
             async for item, is_deleted in changes:
                 self._failures = 0
                 if is_deleted:
-                    self.known.pop(self._key(item), None)
+                    self.known.pop(self.key(item), None)
                 else:
-                    self.known[self._key(item)] = self._keep(item)
+                    self.known[self.key(item)] = self.keep(item)
 
 
 @contextlib.asynccontextmanager
 async def following(health: Health, *followed: Informer[Any, Any]) -> AsyncIterator[None]:
-    """Follow the objects while the block runs."""
     async with contextlib.AsyncExitStack() as stack:
         for objects in followed:
             await stack.enter_async_context(
@@ -298,8 +285,8 @@ def _refusals(subject: str) -> Iterator[None]:
         raise KubernetesApiUnavailable(subject, str(error) or type(error).__name__) from error
     except pydantic.ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        field = ".".join(map(str, first["loc"]))
-        why = f"it answers in another form than Kubernetes' own: {field}: {first['msg']}"
+        place = ".".join(map(str, first["loc"]))
+        why = f"it answers in another form than Kubernetes' own: {place}: {first['msg']}"
         raise KubernetesApiUnavailable(subject, why) from error
 
 
@@ -323,7 +310,6 @@ async def _lines(response: "httpx2.Response") -> AsyncIterator[bytes]:
 
 
 def _check(code: int, body: bytes) -> None:
-    """Raise the server's refusal."""
     if code != _OK:
         status = _status(body)
         _refuse(status if status.code else Status(code=code, message=f"HTTP {code}"))

@@ -54,8 +54,6 @@ class KubernetesObject(GoStruct):
 
 
 class Taint(GoStruct):
-    """A taint of a node."""
-
     key: str = ""
 
 
@@ -68,8 +66,6 @@ class Condition(GoStruct):
 
 
 class NodeSpec(GoStruct):
-    """The specification of a node."""
-
     taints: tuple[Taint, ...] = ()
 
 
@@ -88,8 +84,6 @@ class NodeStatus(GoStruct):
 
 
 class Node(KubernetesObject):
-    """A node."""
-
     path = "/api/v1/nodes"
 
     spec: NodeSpec = NodeSpec()
@@ -125,16 +119,12 @@ class CSIDriverSpec(GoStruct):
 
 
 class CSIDriver(KubernetesObject):
-    """The cluster's services for a driver."""
-
     path = "/apis/storage.k8s.io/v1/csidrivers"
 
     spec: CSIDriverSpec = CSIDriverSpec()
 
 
 class CSISource(GoStruct):
-    """A volume of a CSI driver."""
-
     driver: str = ""
     volume_handle: str = ""
     volume_attributes: dict[str, str] = {}
@@ -147,8 +137,6 @@ class PersistentVolumeSpec(GoStruct):
 
 
 class PersistentVolume(KubernetesObject):
-    """A volume, as the cluster has it."""
-
     path = "/api/v1/persistentvolumes"
 
     spec: PersistentVolumeSpec = PersistentVolumeSpec()
@@ -170,24 +158,18 @@ class VolumeAttachmentSpec(GoStruct):
 
 
 class VolumeAttachment(KubernetesObject):
-    """A volume that is to be, or is, attached to a node."""
-
     path = "/apis/storage.k8s.io/v1/volumeattachments"
 
     spec: VolumeAttachmentSpec = VolumeAttachmentSpec()
 
 
 class VolumeMount(GoStruct):
-    """A mount of a container."""
-
     name: str = ""
     sub_path: str = ""
     sub_path_expr: str = ""
 
 
 class Container(GoStruct):
-    """A container of a pod."""
-
     volume_mounts: tuple[VolumeMount, ...] = ()
 
 
@@ -201,8 +183,6 @@ class PodVolume(GoStruct):
 
 
 class PodSpec(GoStruct):
-    """The specification of a pod."""
-
     runtime_class_name: str = ""
     containers: tuple[Container, ...] = ()
     init_containers: tuple[Container, ...] = ()
@@ -239,14 +219,10 @@ class RuntimeClass(KubernetesObject):
 
 
 class StatusDetails(GoStruct):
-    """The object that a refusal is about."""
-
     name: str = ""
 
 
 class Status(GoStruct):
-    """A refusal of the API server."""
-
     message: str = ""
     details: StatusDetails = StatusDetails()
     code: int = 0

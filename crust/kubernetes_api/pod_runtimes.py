@@ -66,14 +66,27 @@ class PodRuntimes:
         """
         known = self._pods.known.get(pod.uid)
         if known is None:
-            known = self._pods.known[pod.uid] = await self._ask_pod(pod)
+            current = await self._api.get(Pod, pod.name, namespace=pod.namespace)
+            if current is None or current.metadata.uid != pod.uid:
+                raise errors.PeerUnavailable.named(
+                    "PodUnknown",
+                    f"the RuntimeClass of pod {pod} is not known",
+                    why=f"the API server has no pod of that name with the UID {pod.uid}",
+                )
+            known = self._pods.known[pod.uid] = _kept(current)
         class_name = known[0]
         if not class_name:
             return ""
         handler = self._handlers.known.get(class_name)
         if handler is None:
-            handler = await self._ask_handler(pod, class_name)
-            self._handlers.known[class_name] = handler
+            runtime_class = await self._api.get(RuntimeClass, class_name)
+            if runtime_class is None:
+                raise errors.NotReady.named(
+                    "RuntimeClassMissing",
+                    f"whether to defer the mount for pod {pod} cannot be decided",
+                    why=f"its RuntimeClass {class_name!r} does not exist",
+                )
+            handler = self._handlers.known[class_name] = runtime_class.handler
         return handler
 
     def takes_sub_paths(self, uid: str) -> bool:
@@ -83,26 +96,6 @@ class PodRuntimes:
     def following(self, health: Health) -> AbstractAsyncContextManager[None]:
         """Keep the pods of the node and the classes known while the block runs."""
         return following(health, self._handlers, self._pods)
-
-    async def _ask_pod(self, pod: PodName) -> tuple[str, bool]:
-        current = await self._api.get(Pod, pod.name, namespace=pod.namespace)
-        if current is None or current.metadata.uid != pod.uid:
-            raise errors.PeerUnavailable.named(
-                "PodUnknown",
-                f"the RuntimeClass of pod {pod} is not known",
-                why=f"the API server has no pod of that name with the UID {pod.uid}",
-            )
-        return _kept(current)
-
-    async def _ask_handler(self, pod: PodName, name: str) -> str:
-        runtime_class = await self._api.get(RuntimeClass, name)
-        if runtime_class is None:
-            raise errors.NotReady.named(
-                "RuntimeClassMissing",
-                f"whether to defer the mount for pod {pod} cannot be decided",
-                why=f"its RuntimeClass {name!r} does not exist",
-            )
-        return runtime_class.handler
 
 
 def _kept(pod: Pod) -> tuple[str, bool]:
