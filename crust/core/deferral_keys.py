@@ -224,7 +224,6 @@ def _number(context: Mapping[str, str], key: str) -> int | None:
 
 
 def raw_block_volume() -> errors.InvalidRequest:
-    """The error about a raw block volume that is to be deferred."""
     return errors.InvalidRequest.named(
         "CannotDeferRawBlock",
         "the volume cannot be published with deferral",

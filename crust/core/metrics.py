@@ -46,7 +46,6 @@ class Sampled(Collector):
         export(self)
 
     def collect(self) -> Iterable[Metric]:
-        """Collect the values of all sources, for prometheus_client."""
         family = self._family(self._name, self._documentation, labels=self._labels)
         for source in tuple(self._sources.values()):
             for labels, value in source():
@@ -180,7 +179,6 @@ _exported: set[int] = set()
 
 
 def export(*collectors: Collector) -> None:
-    """Show the metrics from now on."""
     for collector in collectors:
         if id(collector) not in _exported:
             _exported.add(id(collector))
@@ -205,7 +203,6 @@ def forget_pool(driver: str) -> None:
 
 
 def export_operations(part: str, running: Callable[[], int]) -> None:
-    """Show how many operations of a part run."""
     operations.show(part, lambda: [((part,), running())])
 
 

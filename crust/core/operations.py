@@ -121,7 +121,6 @@ class _Running:
         return time.monotonic() - self.started_s
 
     def note_other(self, name: str, identity: object) -> None:
-        """Note that a different request for its key came."""
         if self.ended_by is not None and self.ended_by == identity:
             self.unwanted = f"{name} was called"
 

@@ -368,7 +368,6 @@ class AccessMode(enum.Enum):
 
     @property
     def reader_only(self) -> bool:
-        """Whether the mode allows no writer."""
         return self in (AccessMode.SINGLE_NODE_READER_ONLY, AccessMode.MULTI_NODE_READER_ONLY)
 
 
@@ -391,7 +390,5 @@ class BlockAccess:
 
 @dataclass(frozen=True, slots=True)
 class VolumeCapability:
-    """A way of access to a volume."""
-
     access: MountAccess | BlockAccess
     mode: AccessMode

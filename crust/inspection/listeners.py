@@ -22,8 +22,6 @@ _LISTEN = 1 << 10
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """A listening socket."""
-
     pids: tuple[int, ...]
     """The processes that have it open, as far as this process may look."""
     is_at_path: bool

@@ -36,7 +36,6 @@ class Column:
     """The colour of a cell, by its text."""
 
     def cell(self, row: object) -> str:
-        """The text of a row's cell."""
         if callable(self.value):
             return self.value(row)
         value = getattr(row, self.value or self.title)

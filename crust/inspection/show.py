@@ -266,7 +266,6 @@ def _section(title: str, table: Text) -> Text:
 
 
 async def drivers_of(stub: Stub) -> tuple[views.DriverRow, ...]:
-    """The drivers, each asked by Probe and for its pool."""
     return tuple(await asyncio.gather(*map(probes.driver, await daemon_calls.drivers(stub))))
 
 
@@ -278,5 +277,4 @@ async def _handlers(stub: Stub) -> tuple[views.HandlerRow, ...]:
 
 
 async def volumes_of(stub: Stub) -> tuple[views.VolumeRow, ...]:
-    """The deferred volumes of this node."""
     return tuple(map(views.VolumeRow.of, await daemon_calls.deferred(stub)))

@@ -104,7 +104,6 @@ class PoolRow:
 
 
 def pools_of(drivers: Iterable[DriverRow]) -> Iterator[PoolRow]:
-    """The pools of each driver that has some."""
     for driver in drivers:
         if driver.pool is not None:
             yield PoolRow(driver.name, driver.name, dataclasses.replace(driver.pool, further=()))
@@ -114,8 +113,6 @@ def pools_of(drivers: Iterable[DriverRow]) -> Iterator[PoolRow]:
 
 @dataclass(frozen=True, slots=True)
 class HandlerRow:
-    """A registered runtime handler."""
-
     name: str
     version: str
     endpoint: str
@@ -128,7 +125,6 @@ class HandlerRow:
 
     @classmethod
     def of(cls, answer: inspect_pb2.ListHandlersResponse.Handler) -> "HandlerRow":
-        """The row of the proxy's answer."""
         return row(
             cls,
             answer.registration,
@@ -298,7 +294,6 @@ def outdated(answer: ProxyAnswer) -> Iterator[Problem]:
 
 
 def other_version(version: str) -> str:
-    """The version that runs, and the installed one."""
     return f"runs {version or 'an older version'}, installed is {crust.__version__}"
 
 
@@ -331,7 +326,6 @@ def pod_of(target: str) -> str:
 
 
 def now() -> datetime.datetime:
-    """The time to which ages are counted."""
     return datetime.datetime.now(datetime.UTC)
 
 

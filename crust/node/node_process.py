@@ -34,7 +34,6 @@ async def run(settings: NodeSettings) -> None:
 
 @asynccontextmanager
 async def running(settings: NodeSettings) -> AsyncIterator[Daemon]:
-    """Run the node's process while the block runs."""
     ports = Ports(inner=settings.inner_sockets, shared=[settings.runtime_socket])
     async with proxy_process.owning(settings.proxy) as daemon, AsyncExitStack() as stack:
         for driver in settings.driver:

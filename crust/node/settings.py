@@ -41,7 +41,6 @@ class NodeSettings(ProgramSettings):
 
     @property
     def runtime_socket(self) -> str:
-        """The proxy's Runtime API."""
         return f"{self.proxy.run_dir}/runtime.sock"
 
     @property
@@ -64,9 +63,7 @@ class NodeSettings(ProgramSettings):
     @pydantic.model_validator(mode="before")
     @classmethod
     def _complete(cls, values: Any) -> Any:
-        if not isinstance(values, Mapping):
-            return values
-        return _completed(dict(values))
+        return _completed(dict(values)) if isinstance(values, Mapping) else values
 
     @pydantic.model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -147,7 +144,6 @@ def _tables(value: Any) -> list[Mapping[str, Any]] | None:
 
 
 def _driver(table: Mapping[str, Any], run_dir: str, node_name: str) -> dict[str, Any]:
-    """The table of one driver of ours."""
     own_run_dir = table.get("run_dir", f"{run_dir}/driver")
     defaults = {
         "socket": f"{own_run_dir}/csi.sock",
@@ -171,7 +167,6 @@ def _shim(table: Mapping[str, Any], ours: list[dict[str, Any]], run_dir: str) ->
 
 
 def _name_of(driver: Mapping[str, Any]) -> str:
-    """The name of a driver of ours, by its table."""
     name = driver.get("driver_name")
     return name if isinstance(name, str) else OWN_DRIVER
 
