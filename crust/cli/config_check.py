@@ -24,8 +24,6 @@ from crust.inspection.output import Column
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One value that a daemon would use."""
-
     program: str
     setting: str
     value: str

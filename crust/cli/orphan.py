@@ -46,7 +46,6 @@ async def end(run_dir: str, name: str, *, is_confirmed: bool) -> None:
 
 
 def question(row: views.VolumeRow, command: str) -> str:
-    """The question before the end; `command` is the process's name."""
     return (
         f"Process {row.claimed_by_pid} ({command}) is the virtual machine of sandbox {row.sandbox_id} of "
         f"{row.handler}. It is lost to its runtime, and has the volume {row.volume_id}. Data that its guest has "
@@ -55,7 +54,6 @@ def question(row: views.VolumeRow, command: str) -> str:
 
 
 def ended(row: views.VolumeRow) -> str:
-    """The message after the end."""
     return f"ended process {row.claimed_by_pid}, sandbox {row.sandbox_id}: the volume {row.volume_id} is free"
 
 

@@ -196,7 +196,6 @@ class Trial:
         )
 
     async def _has(self, request: Message) -> set[int]:
-        """The capabilities of a service."""
         answer = await self._call(request)
         return {capability.rpc.type for capability in answer.capabilities}
 
@@ -253,7 +252,6 @@ class Trial:
         return answer
 
     async def _call(self, request: Message) -> Any:
-        """Call the RPC of the request's type."""
         name = _name(request)
         rpc = getattr(self._node if name.startswith("Node") else self._controller, name)
         try:
@@ -320,22 +318,15 @@ async def try_publish(run_dir: str, request: TrialRequest) -> int:
                 why=f"the proxy serves {', '.join([driver.name for driver in served]) or 'none'}",
             )
         request = request.model_copy(update={"driver": matching[0].name})
-        async with _ports(request, matching[0].socket) as (csi, controller):
+        socket = matching[0].socket
+        async with (
+            SocketPort(socket) as csi,
+            SocketPort(request.controller_socket or socket) as controller,
+        ):
             trial = Trial(request, inspect, csi, controller)
             await workers.run(trial.note_down)
             with locked(trial.note):
                 return await _run_and_undo(trial)
-
-
-@contextlib.asynccontextmanager
-async def _ports(request: TrialRequest, socket: str) -> AsyncIterator[tuple[Port, Port]]:
-    """The driver's port for a kubelet, at `socket`, and its port for sidecars."""
-    async with contextlib.AsyncExitStack() as stack:
-        csi = await stack.enter_async_context(SocketPort(socket))
-        if not request.controller_socket:
-            yield csi, csi
-            return
-        yield csi, await stack.enter_async_context(SocketPort(request.controller_socket))
 
 
 async def _run_and_undo(trial: Trial) -> int:
@@ -377,7 +368,11 @@ async def undo(note: Path, inspect: daemon_calls.Stub) -> tuple[str, ...]:
         sockets = {driver.name: driver.socket for driver in await daemon_calls.drivers(inspect)}
         if request.driver not in sockets:
             return (f"the proxy serves no driver {request.driver}",)
-        async with _ports(request, sockets[request.driver]) as (csi, controller):
+        socket = sockets[request.driver]
+        async with (
+            SocketPort(socket) as csi,
+            SocketPort(request.controller_socket or socket) as controller,
+        ):
             trial = Trial(request, inspect, csi, controller, lambda _: None)
             await trial.adopt()
             return tuple(await trial.undo_steps())

@@ -61,12 +61,13 @@ async def of_driver(api: KubernetesApi, served: ServedDriver, driver: Port) -> l
     """The mismatches of a driver and its CSIDriver object. Raises `KubernetesApiUnavailable`."""
     csi_driver = await api.get(CSIDriver, served.name)
     default = Defer(served.defer) if served.defer else None
-    return compare(served.name, csi_driver, default=default, attaches=await _attaches(driver))
+    attaches = await _attaches(driver)
+    return list(compare(served.name, csi_driver, default=default, attaches=attaches))
 
 
 def compare(
     name: str, csi_driver: CSIDriver | None, *, default: Defer | None, attaches: bool | None
-) -> list[Finding]:
+) -> Iterator[Finding]:
     """The mismatches of a driver's object and the settings; without an object Kubernetes has its defaults.
 
     A mismatch is an error if volumes do not reach their pods. `default` decides about volumes without a choice.
@@ -74,32 +75,27 @@ def compare(
     """
     spec = CSIDriver().spec if csi_driver is None else csi_driver.spec
     cause = f"{_WITHOUT_OBJECT}; " if csi_driver is None else ""
-    mismatches: list[Finding] = []
     if not spec.pod_info_on_mount:
         by_default = default is Defer.RUNTIME_CLASS
         calls = "every publish" if by_default else "a publish with crust.dev/defer: runtime-class"
-        pod_info = (error if by_default else warning)(
+        yield (error if by_default else warning)(
             f"podInfoOnMount of CSIDriver {name} is false",
             f"{cause}a pod's RuntimeClass decides, and {calls} is refused without its name",
             "set spec.podInfoOnMount: true",
         )
-        mismatches.append(pod_info)
     if attaches is False and spec.attach_required is not False:
-        attaches_in_vain = warning(
+        yield warning(
             f"attachRequired of CSIDriver {name} is true",
             f"{cause}the driver attaches nothing, and pods wait for an external-attacher",
             "make the object again with spec.attachRequired: false, or run external-attacher",
         )
-        mismatches.append(attaches_in_vain)
     # volumes of crust's own driver work without an attach
     if csi_driver and attaches and spec.attach_required is False and name != OWN_DRIVER:
-        never_attaches = warning(
+        yield warning(
             f"attachRequired of CSIDriver {name} is false",
             "the driver's controller attaches volumes, and is never asked to (crust's own needs no attach)",
             "unless it is crust's, make the object again with spec.attachRequired: true, for external-attacher",
         )
-        mismatches.append(never_attaches)
-    return mismatches
 
 
 async def _attaches(driver: Port) -> bool | None:

@@ -8,8 +8,6 @@ from crust.core import errors
 
 
 class Level(enum.Enum):
-    """The severity of a finding."""
-
     OK = "ok"
     WARNING = "warning"
     ERROR = "error"
@@ -27,7 +25,6 @@ class Finding:
 
 
 def ok(what: str) -> Finding:
-    """A finding without a problem."""
     return Finding(Level.OK, what)
 
 

@@ -40,8 +40,6 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options of the command."""
-
     run_dir: str
     kubelet_root: str
     grace_s: float
@@ -65,7 +63,6 @@ async def collect(options: Options, kernel: Kernel) -> tuple[Result, ...]:
 
 
 async def _evidence(inspect: daemon_calls.Stub, options: Options) -> proof.Evidence:
-    """The proxy's present answers."""
     sockets = {driver.name: driver.socket for driver in await daemon_calls.drivers(inspect)}
     return proof.Evidence(sockets, await show.volumes_of(inspect), options.grace_s)
 

@@ -33,11 +33,19 @@ class Evidence:
 
 def checks(publish: ForgottenPublish, evidence: Evidence, kernel: Kernel) -> tuple[ProofCheck, ...]:
     """All checks of a publish. Blocks."""
+    identity = _identity(publish, evidence)
+    hidden = kernel.not_visible()
+    visible = "all processes and mounts of the host can be seen from here"
+    unseen = f"hidden from here: {hidden}; run crust gc on the node itself, in no container"
+    is_gone = answers.seen(publish.pod()) is None
+    state = "does not exist" if is_gone else "exists: the kubelet knows the pod"
+    names = kernel.processes_of(publish.pod_uid)
+    found = f"still running: {', '.join(names[:5])}" if names else "no process is in a group of it"
     return (
-        _identity(publish, evidence),
-        _visibility(kernel),
-        _pod_directory(publish),
-        _pod_processes(publish, kernel),
+        identity,
+        ProofCheck("visibility", not hidden, unseen if hidden else visible),
+        ProofCheck("pod-directory", is_gone, f"{publish.pod_directory} {state}"),
+        ProofCheck("pod-processes", not names, f"pod {publish.pod_uid}: {found}"),
         _claim(publish, evidence),
         *_device(publish, evidence, kernel),
         _age(publish, evidence),
@@ -65,25 +73,6 @@ def _identity(publish: ForgottenPublish, evidence: Evidence) -> ProofCheck:
     text = f"volume {publish.volume_id} of {publish.driver}, which the proxy serves"
     unserved = f"the proxy serves no driver {publish.driver}"
     return ProofCheck("identity", is_served, text if is_served else unserved)
-
-
-def _visibility(kernel: Kernel) -> ProofCheck:
-    hidden = kernel.not_visible()
-    visible = "all processes and mounts of the host can be seen from here"
-    unseen = f"hidden from here: {hidden}; run crust gc on the node itself, in no container"
-    return ProofCheck("visibility", not hidden, unseen if hidden else visible)
-
-
-def _pod_directory(publish: ForgottenPublish) -> ProofCheck:
-    is_gone = answers.seen(publish.pod()) is None
-    state = "does not exist" if is_gone else "exists: the kubelet knows the pod"
-    return ProofCheck("pod-directory", is_gone, f"{publish.pod_directory} {state}")
-
-
-def _pod_processes(publish: ForgottenPublish, kernel: Kernel) -> ProofCheck:
-    names = kernel.processes_of(publish.pod_uid)
-    text = f"still running: {', '.join(names[:5])}" if names else "no process is in a group of it"
-    return ProofCheck("pod-processes", not names, f"pod {publish.pod_uid}: {text}")
 
 
 def _claim(publish: ForgottenPublish, evidence: Evidence) -> ProofCheck:

@@ -128,7 +128,6 @@ CONFIG = click.option(
 
 
 def daemon(name: str) -> click.Command:
-    """The command that runs a program."""
     program = PROGRAMS[name]
 
     @click.command(name, cls=Daemon, model=program.model, help=program.help)

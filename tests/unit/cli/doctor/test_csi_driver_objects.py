@@ -165,7 +165,8 @@ def test_object_that_does_not_go_with_the_settings_is_told(
 ) -> None:
     """The value says whether volumes do not get to their pods. Without an object Kubernetes has its defaults."""
     declared = None if spec is None else CSIDriver.model_validate({"spec": spec})
-    mismatches = csi_driver_objects.compare(name, declared, default=default, attaches=attaches)
+    found = csi_driver_objects.compare(name, declared, default=default, attaches=attaches)
+    mismatches = list(found)
     errors = {
         mismatch.what.partition(" ")[0]: mismatch.level is Level.ERROR for mismatch in mismatches
     }
