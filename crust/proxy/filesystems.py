@@ -42,8 +42,6 @@ class _Unrecorded:
 
 
 class Filesystems:
-    """Makes the filesystems of volumes."""
-
     def __init__(self, locks: ToolLocks) -> None:
         self.locks = locks
         """The locks of the programs that a proxy has started, by the text of a volume's key."""
@@ -126,9 +124,8 @@ class Filesystems:
         """Raise `LogNotReplayed` for a read-only volume whose guests could not mount it. Blocks."""
         mount = record.mount
         is_known = mount.fs_type in mkfs.SUPPORTED and not mount.needs_secrets
-        if (
-            record.readonly and is_known and not users.is_held(record.block)
-        ):  # by a mount, which has replayed it
+        # a mount that holds it has replayed it
+        if record.readonly and is_known and not users.is_held(record.block):
             log_replay.check(str(record.key), record.device, mount.fs_type)
 
     def superblock(self, device: str, fs_type: str) -> superblocks.Superblock:

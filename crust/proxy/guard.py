@@ -271,7 +271,6 @@ class Targets:
             return False
 
     def seal(self, target: volumes.TargetPath) -> None:
-        """Seal the target, below its mounts."""
         with self._below_mounts(target) as directory:
             sealed.seal(directory, target)
 

@@ -71,7 +71,6 @@ async def stats(
 async def health(
     handler: Handler, target: volumes.TargetPath, left_s: float | None
 ) -> volumes.VolumeCondition:
-    """The volume's health in the guest."""
     request = handlers_pb2.GetVolumeHealthRequest(target_path=target.text)
     answer = await _call(handler, handler.stub.GetVolumeHealth, request, STATS_TIMEOUT_S, left_s)
     return crust_v1.condition(answer.volume_condition)
@@ -111,7 +110,6 @@ async def thaw(handler: Handler, target: volumes.TargetPath, left_s: float | Non
 async def set_limits(
     handler: Handler, target: volumes.TargetPath, limits: volumes.IoLimits
 ) -> None:
-    """Replace the I/O limits of the sandbox's device."""
     request = handlers_pb2.SetVolumeLimitsRequest(
         target_path=target.text, limits=crust_v1.io_limits_to_wire(limits)
     )

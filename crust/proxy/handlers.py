@@ -52,7 +52,6 @@ class Handler(crust_v1.RegisterRequest):
 
     @property
     def stub(self) -> "handlers_pb2_grpc.RuntimeHandlerAsyncStub":
-        """Calls its service."""
         return stub(handlers_pb2_grpc.RuntimeHandlerStub, self.port)
 
 
@@ -270,8 +269,6 @@ def _check_visible(endpoint: str) -> None:
 
 
 class HandlerRegistry:
-    """The service HandlerRegistry."""
-
     def __init__(self, handlers: Handlers, entries: Entries) -> None:
         self._handlers = handlers
         self._entries = entries

@@ -107,7 +107,6 @@ class Inspect:
     async def GetHealth(
         self, request: inspect_pb2.GetHealthRequest, call: Call
     ) -> inspect_pb2.GetHealthResponse:
-        """The problems of the proxy itself."""
         return inspect_pb2.GetHealthResponse(
             version=crust.__version__,
             conditions=[
@@ -121,7 +120,6 @@ class Inspect:
     async def Watch(
         self, request: inspect_pb2.WatchRequest, call: Call
     ) -> AsyncIterator[inspect_pb2.Event]:
-        """Events from now on."""
         async with self.entries.events.watch() as events:
             await call.begin()  # so that the client knows that the watch has begun
             async for event in events:

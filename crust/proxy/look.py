@@ -14,7 +14,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Set
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from crust.core import errors, operations, volumes
 from crust.core.supervised import supervised
@@ -50,18 +50,7 @@ _KINDS = {State.MOUNTED: "mounted", State.ERROR: "failed"}
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _LookResult:
-    """The result of a look."""
-
-    names: Set[str]
-    rows: Mapping[str, TargetRow]
-    stacks: Mapping[str, MountStack] | None
-
-
 class Looks:
-    """Looks at the handoff directory and the mounts."""
-
     def __init__(self, entries: Entries) -> None:
         self._entries = entries
         self._table = entries.table
@@ -79,14 +68,14 @@ class Looks:
             known_names = {row.name for row in self._table.rows()}
             late = asyncio.get_running_loop().call_later(_LATE_S, self._report_late)
             try:
-                result = await workers.run(self._read, known_names, must_list=must_list)
+                names, rows, stacks = await workers.run(self._read, known_names, must_list)
             finally:
                 late.cancel()
             self._entries.health.report(_LOOKS, None)
-            newer = self._table.merge(began, result.names, result.rows, result.stacks)
+            newer = self._table.merge(began, names, rows, stacks)
             self._must_list = bool(newer) and must_list
             self._reader.forget(newer)
-            current = frozenset(result.rows.keys() - set(newer))
+            current = frozenset(rows.keys() - set(newer))
             for name in current:
                 self._report_claim(name)
             for row in self._table.take_ended():  # an unpublish ends the claim and the problems
@@ -95,7 +84,7 @@ class Looks:
                     self._entries.events.emit(Event("healthy", row.path, message=part))
                 if row.reported is not None:
                     self._emit(claim_events(row.handler or "", row.path, row.reported, None))
-            await asyncio.gather(*(self._look_at_device(result.rows[name]) for name in current))
+            await asyncio.gather(*(self._look_at_device(rows[name]) for name in current))
             for row in self._table.rows():
                 if not row.busy:
                     self._entries.report_problem(row.name, "entry", _entry_problem(row))
@@ -133,14 +122,18 @@ class Looks:
             async with supervised("watch of the handoff directory", follow, health, end=end):
                 yield
 
-    def _read(self, known_names: Set[str], *, must_list: bool) -> _LookResult:
+    def _read(
+        self,
+        known_names: Set[str],
+        must_list: bool,  # noqa: FBT001 - of a thread
+    ) -> tuple[Set[str], Mapping[str, TargetRow], Mapping[str, MountStack] | None]:
         look = self._reader.look()
         rows = {name: self._entries.row_of(entry) for name, entry in look.entries.items()}
         for name, row in rows.items():
             if row.record is not None:
                 rows[name] = replace(row, guard=self._targets.guard_at(row.record.target))
         lists = must_list or not rows.keys() <= known_names
-        return _LookResult(look.names, rows, self._targets.stacks() if lists else None)
+        return look.names, rows, self._targets.stacks() if lists else None
 
     async def _look_at_device(self, row: TargetRow) -> None:
         """Report whether the device is the published one. A device that hangs keeps one thread, and no other look."""
@@ -234,7 +227,6 @@ class Looks:
         return True
 
     def _report_claim(self, name: str) -> None:
-        """Report the changes of the claim since the last report."""
         row = self._table.at_name(name)
         if row is None or row.entry is None or row.record is None or row.entry.claim_error:
             return

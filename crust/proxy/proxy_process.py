@@ -61,7 +61,6 @@ class Host:
 
     @classmethod
     def of(cls, settings: ProxySettings) -> Self:
-        """The host with the real kernel."""
         locks = ToolLocks(Path(settings.run_dir, "tools.lock"))
         return cls(Targets(settings.target_roots), Filesystems(locks))
 
@@ -87,7 +86,6 @@ async def running(
     host: Host | None = None,
     threads: Workers | None = None,
 ) -> AsyncIterator[Daemon]:
-    """Run the proxy while the block runs."""
     async with (
         owning(settings) as daemon,
         part(settings, daemon, host=host, threads=threads),

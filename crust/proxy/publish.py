@@ -57,7 +57,7 @@ from crust.wire.csi.v1 import csi_pb2
 
 _PUBLISH = "NodePublishVolume"
 _RPC = csi_pb2.NodeServiceCapability.RPC
-NOT_LOOKED = TargetState(stack=MountStack.UNSEEN)
+_NOT_LOOKED = TargetState(stack=MountStack.UNSEEN)
 _log = logging.getLogger(__name__)
 
 
@@ -70,7 +70,7 @@ class _Run:
     wanted: Wanted
     decision: Decision
     row: TargetRow
-    began: TargetState = NOT_LOOKED
+    began: TargetState = _NOT_LOOKED
     outcome: DriverOutcome = DriverOutcome.NOT_CALLED
     opened: Openers | None = None
     """The processes that have devices open, by a look beside the driver's call; not made if there was an entry."""
@@ -78,8 +78,6 @@ class _Run:
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """Carries out publishes."""
-
     entries: Entries
     handlers: Handlers
     unpublish: Unpublish
@@ -186,13 +184,8 @@ class Publish:
         check_place(handler, run.wanted.target, self.entries.table)
         if not (run.wanted.grows_on_host or HandlerFeature.GROW in handler.features):
             run.metadata = (*run.metadata, (extensions.KEY, extensions.NOBODY_GROWS))
-        row = replace(
-            run.row,
-            key=run.wanted.key,
-            readonly=readonly,
-            handler=handler.name,
-            busy=True,
-        )
+        key = run.wanted.key
+        row = replace(run.row, key=key, readonly=readonly, handler=handler.name, busy=True)
         self.entries.table.reserve(row)
         run.row = row
         return handler
@@ -333,9 +326,8 @@ class Publish:
         if present is not None and present.same_source(record):
             self.entries.targets.check_mounts(record.block, readonly=readonly)
             return devices
-        if (
-            present is not None and present.image is None
-        ):  # the sandbox of the entry may have that device
+        # the sandbox of the entry may have that device
+        if present is not None and present.image is None:
             self.entries.targets.check_given_back(present.block)
         self.entries.targets.check_unused(record.block, readonly=readonly, opened=run.opened)
         return devices
@@ -374,7 +366,6 @@ class Publish:
         return seen, left
 
     async def _take_back(self, run: _Run) -> None:
-        """Undo the publish of the driver and of the proxy."""
         request = csi_pb2.NodeUnpublishVolumeRequest(
             volume_id=run.wanted.key.volume_id,
             target_path=run.wanted.target.text,

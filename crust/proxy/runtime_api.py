@@ -329,9 +329,8 @@ class RuntimeApi:
         check_limits(handler, limits)
 
         async def limit_sandbox(to: volumes.IoLimits) -> None:
-            if (
-                HandlerFeature.IO_LIMITS in handler.features
-            ):  # otherwise there are no limits to remove
+            # otherwise there are no limits to remove
+            if HandlerFeature.IO_LIMITS in handler.features:
                 await handler_calls.set_limits(handler, target, to)
 
         holder = current = await self.entries.holder(record)

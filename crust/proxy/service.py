@@ -48,7 +48,6 @@ class CsiService:
         self.policy = decisions
 
     def methods(self) -> Methods:
-        """The seven methods that are looked at; all others pass."""
         return csi_methods(
             "Node",
             {
@@ -156,7 +155,6 @@ class CsiService:
         return unpublished.SerializeToString()
 
     def _is_known(self, request: csi_pb2.NodeUnpublishVolumeRequest) -> bool:
-        """Whether the table has something of a deferred publish at the target."""
         if self._table.at(request.target_path) is not None:
             return True
         key = self._unchecked_key(request.volume_id)

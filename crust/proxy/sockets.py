@@ -47,13 +47,11 @@ class Registration:
         self.refused = asyncio.Event()
 
     async def GetInfo(self, request: api_pb2.InfoRequest, call: Call) -> api_pb2.PluginInfo:
-        """Which driver, and where its CSI socket is."""
         return self._info
 
     async def NotifyRegistrationStatus(
         self, request: api_pb2.RegistrationStatus, call: Call
     ) -> api_pb2.RegistrationStatusResponse:
-        """Whether the kubelet registered it."""
         self.state = "registered" if request.plugin_registered else "refused"
         problem = None
         self.refused.clear()

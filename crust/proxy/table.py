@@ -79,7 +79,6 @@ class Events:
 
     @asynccontextmanager
     async def watch(self) -> AsyncIterator[AsyncIterator[Event]]:
-        """The events while the block runs."""
         queue: asyncio.Queue[Event | None] = asyncio.Queue(QUEUE_LENGTH)
         self._watchers[queue] = 0
         try:
@@ -98,8 +97,6 @@ class Events:
 
 
 class Table:
-    """The rows, by name."""
-
     def __init__(self) -> None:
         self._rows: dict[str, TargetRow] = {}
         self.clock = 0
@@ -110,11 +107,9 @@ class Table:
         self._lock = threading.RLock()
 
     def at(self, path: str) -> TargetRow | None:
-        """The row of a target path."""
         return self._rows.get(volumes.TargetPath(path).digest)
 
     def at_name(self, name: str) -> TargetRow | None:
-        """The row of an entry's name."""
         return self._rows.get(name)
 
     def find(self, path: str) -> Record | None:

@@ -25,8 +25,6 @@ from crust.wire.csi.v1 import csi_pb2
 
 
 class MountStack(enum.Enum):
-    """The mounts on a target."""
-
     CLEAR = "nothing is mounted"
     GUARD = "the guard is on top"
     BURIED = "a mount is over the guard"
@@ -36,8 +34,6 @@ class MountStack(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class TargetState:
-    """One observation of a target."""
-
     entry: Entry | None = None
     stack: MountStack = MountStack.CLEAR
     mount: mountinfo.Mount | None = None
@@ -108,12 +104,10 @@ class TargetRow:
 
     @property
     def record(self) -> Record | None:
-        """The readable record of its entry."""
         return self.entry.record if self.entry is not None else None
 
     @property
     def is_unreadable(self) -> bool:
-        """Whether it has an entry that cannot be read."""
         return self.entry is not None and self.entry.record is None
 
     def shares_with(self, other: Self) -> bool:
@@ -195,8 +189,6 @@ def other_volume(
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A deferred publish, decoded and checked."""
-
     key: volumes.VolumeKey
     target: volumes.TargetPath
     access: volumes.MountAccess
@@ -262,8 +254,6 @@ def request_digest(request: csi_pb2.NodePublishVolumeRequest) -> str:
 
 
 class PublishPlan(enum.Enum):
-    """How a deferred publish begins."""
-
     DEFER = "admit, mount the guard, call the driver, write the entry"
     RENEW = "call the driver, rewrite the record"
     CLEAN_FIRST = "the driver's unpublish, unmount the guard; then DEFER"
@@ -271,7 +261,6 @@ class PublishPlan(enum.Enum):
 
 
 def begin_publish(seen: TargetState, wanted: Wanted) -> PublishPlan:
-    """How to begin, by the observations."""
     if seen.stack is MountStack.UNSEEN:
         return PublishPlan.REFUSE
     if seen.entry is not None:
@@ -349,8 +338,6 @@ def row_after_failure(row: TargetRow, seen: TargetState) -> TargetRow | None:
 
 
 class UnpublishPlan(enum.Enum):
-    """How an unpublish begins."""
-
     REMOVE = "the driver's unpublish, hide the entry, unmount the guard, delete"
     CLEAN = "the driver's unpublish, unmount the guard if there is one"
     DRIVER = "the driver's unpublish, of its own mount"
@@ -358,7 +345,6 @@ class UnpublishPlan(enum.Enum):
 
 
 def begin_unpublish(seen: TargetState, key: volumes.VolumeKey) -> UnpublishPlan:
-    """How to begin, by the observations."""
     if seen.stack is MountStack.UNSEEN:
         return UnpublishPlan.REFUSE
     if seen.entry is not None:
@@ -381,7 +367,6 @@ def lost_its_group(row: TargetRow) -> bool:
 
 
 def group_unknown(target: str) -> errors.CrustError:
-    """The error about a restored guard whose group nobody knows any more."""
     return errors.NotReady.named(
         "GuardGroupUnknown",
         f"the group of the volume at {target} is not known any more",
