@@ -159,7 +159,6 @@ def methods() -> Mapping[str, MethodDescriptor]:
 
 
 def is_unary(method: str) -> bool:
-    """Whether a method is known, and has one request and one answer."""
     rpc = methods().get(method)
     return rpc is not None and not (rpc.client_streaming or rpc.server_streaming)
 

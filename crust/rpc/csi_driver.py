@@ -167,6 +167,5 @@ class CsiDriver:
 
 
 def with_opt_in(call: Call) -> Metadata:
-    """The caller's metadata with the opt-in to deferral."""
     others = (pair for pair in call.metadata if pair[0] != extensions.KEY)
     return (*others, *extensions.METADATA)

@@ -114,7 +114,6 @@ class PeerStatus(errors.CrustError):
 
 
 def code_of(error: errors.CrustError) -> grpc.StatusCode:
-    """The gRPC status code of `error`."""
     return error.code if isinstance(error, PeerStatus) else CODES[branch_of(type(error))]
 
 
@@ -178,8 +177,6 @@ class Residue(enum.Enum):
 
 
 class DriverOutcome(enum.Enum):
-    """The driver's answer to the call of a publish."""
-
     NOT_CALLED = "not called"
     REFUSED = "a final code"
     SILENT = "no answer, or a code after which it may be at work"
@@ -187,8 +184,6 @@ class DriverOutcome(enum.Enum):
 
 
 class Undo(enum.Enum):
-    """The undo of a failed publish."""
-
     NOTHING = "nothing"
     REMOVE = "what crust made: the proxy's guard mount, or the shim's leaf and its directory"
     UNPUBLISH = "the driver's unpublish, then the same"

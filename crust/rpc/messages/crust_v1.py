@@ -149,7 +149,6 @@ def condition(pb: types_pb2.VolumeCondition) -> volumes.VolumeCondition:
 
 
 def condition_to_wire(value: volumes.VolumeCondition | None) -> types_pb2.VolumeCondition | None:
-    """Encode a condition, if there is one."""
     if value is None:
         return None
     return types_pb2.VolumeCondition(abnormal=value.abnormal, message=value.message)

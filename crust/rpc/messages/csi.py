@@ -146,8 +146,7 @@ def capability(
 ) -> volumes.VolumeCapability:
     """Decode and check a capability.
 
-    Raises `MissingField`, `UnsupportedValue`, `FieldTooLong` and `errors.InvalidRequest`
-    (group fields).
+    Raises `MissingField`, `UnsupportedValue`, `FieldTooLong` and `errors.InvalidRequest` (group fields).
     """
     kind = pb.WhichOneof("access_type")
     if kind is None:

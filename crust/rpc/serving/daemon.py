@@ -40,8 +40,6 @@ started: contextvars.ContextVar[Callable[["Daemon"], None]] = contextvars.Contex
 
 
 class Daemon:
-    """One process."""
-
     def __init__(self) -> None:
         self.health = Health()
         metrics.export_problems(self.health.names)

@@ -21,11 +21,9 @@ class LocalPort(Port):
 
     @property
     def connection(self) -> int:
-        """Always the first one."""
         return 1
 
     def is_connected(self) -> bool:
-        """Always."""
         return True
 
     async def answer(self, call: Call, data: bytes) -> bytes:

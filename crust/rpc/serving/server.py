@@ -34,6 +34,11 @@ from crust.rpc.status import PeerStatus
 _Context = grpc.aio.ServicerContext[bytes, bytes]
 
 
+def _call(method: str, context: _Context) -> Call:
+    metadata = pairs(context.invocation_metadata())
+    return Call(method, metadata, context.time_remaining(), context.send_initial_metadata)
+
+
 class _Handlers(grpc.GenericRpcHandler):
     """gRPC's side of a service: bytes in, bytes out. A method with perhaps a stream of answers travels as a stream,
     which is the same on the wire for one answer. No method has a stream of requests: the first message counts (D-28).
@@ -44,7 +49,6 @@ class _Handlers(grpc.GenericRpcHandler):
         self._known: dict[str, Any] = {}
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        """The handler of a method; None for an unknown method."""
         method = handler_call_details.method
         handler = self._known.get(method)
         if handler is None and self._service.is_unary(method):
@@ -56,8 +60,7 @@ class _Handlers(grpc.GenericRpcHandler):
         return handler
 
     async def _answer(self, method: str, data: bytes, context: _Context) -> bytes:
-        metadata = pairs(context.invocation_metadata())
-        call = Call(method, metadata, context.time_remaining(), context.send_initial_metadata)
+        call = _call(method, context)
         try:
             answered = await self._service.answer(call, data)
         except PeerStatus as status:
@@ -67,8 +70,7 @@ class _Handlers(grpc.GenericRpcHandler):
         return answered
 
     async def _answers(self, method: str, data: bytes, context: _Context) -> AsyncIterator[bytes]:
-        metadata = pairs(context.invocation_metadata())
-        call = Call(method, metadata, context.time_remaining(), context.send_initial_metadata)
+        call = _call(method, context)
         try:
             async with contextlib.aclosing(self._service.stream(call, data)) as answered:
                 async for answer in answered:

@@ -114,7 +114,6 @@ class Service:
         self._admit = admit
 
     def is_unary(self, method: str) -> bool:
-        """Whether the method is known to have one answer."""
         passes = self._others is not None and is_unary(method)
         return method in self._unary or passes
 
@@ -196,7 +195,6 @@ class _Served:
         code: grpc.StatusCode = grpc.StatusCode.OK,
         error: errors.CrustError | None = None,
     ) -> None:
-        """Count and log the call."""
         elapsed_s = time.monotonic() - self._began_s
         method = self._call.method
         if not self._is_inner and method.startswith("/csi."):
@@ -266,7 +264,6 @@ class _Served:
 
 
 def _no_method() -> PeerStatus:
-    """The status for a method that a part does not have, in gRPC's words."""
     return PeerStatus(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
 
 

@@ -9,6 +9,7 @@ overdue operations before that, and they fail no Probe.
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 from crust.core import errors
 from crust.core.operations import KeyedOperations
@@ -20,31 +21,23 @@ CHECK_S = 5.0
 _SHOWN = 3
 
 
+@dataclass(frozen=True, slots=True)
 class WorkerWatch:
     """Watches the threads of the pool of one part, and the operations that use them, while `running`.
 
     Each check without a problem calls `ping`. Without `is_fatal` a problem is shown and fails no Probe.
     """
 
-    def __init__(
-        self,
-        workers: Workers,
-        operations: KeyedOperations,
-        health: Health,
-        *,
-        ping: Callable[[], object] = lambda: None,
-        is_fatal: bool = True,
-    ) -> None:
-        self._workers = workers
-        self._operations = operations
-        self._health = health
-        self._ping = ping
-        self._is_fatal = is_fatal
+    workers: Workers
+    operations: KeyedOperations
+    health: Health
+    ping: Callable[[], object] = lambda: None
+    is_fatal: bool = True
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Check now, and every few seconds while the block runs."""
-        async with supervised("watch of threads", self._watch, self._health, of=self._workers.name):
+        async with supervised("watch of threads", self._watch, self.health, of=self.workers.name):
             yield
 
     async def _watch(self) -> None:
@@ -54,27 +47,27 @@ class WorkerWatch:
 
     async def check_threads(self) -> None:
         """Test for a free thread, and report the health of "threads of …" and "operations of …"."""
-        part = self._workers.name
+        part = self.workers.name
         problem: NoWorkerFree | None = None
         try:
-            await self._workers.probe()
+            await self.workers.probe()
         except NoWorkerFree as error:
             problem = error
-            if oldest_first := self._operations.in_progress():
+            if oldest_first := self.operations.in_progress():
                 names = _shown([f"{running.holder} of {running.key}" for running in oldest_first])
                 why = f"{error.why}; the oldest operations are {names}"
                 problem = NoWorkerFree(error.name, why)
-        self._health.report(f"threads of {part}", problem, is_fatal=self._is_fatal)
+        self.health.report(f"threads of {part}", problem, is_fatal=self.is_fatal)
         hang: errors.PeerUnavailable | None = None
-        if overdue := self._operations.overdue():
+        if overdue := self.operations.overdue():
             hang = errors.PeerUnavailable.named(
                 "OperationsHang",
                 f"{len(overdue)} operations of {part} do not end",
                 why=_shown([f"{operation.name} of {operation.key}" for operation in overdue]),
             )
-        self._health.report(f"operations of {part}", hang, is_fatal=False)
+        self.health.report(f"operations of {part}", hang, is_fatal=False)
         if problem is None:
-            self._ping()
+            self.ping()
 
 
 def _shown(names: Sequence[str]) -> str:
