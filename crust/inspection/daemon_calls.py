@@ -34,6 +34,11 @@ ANSWER_S = 5.0
 """The deadline of a call to the proxy."""
 
 _CONNECT_S = 2.0
+_SILENCES = {
+    grpc.StatusCode.DEADLINE_EXCEEDED: ("it took too long", "read its log"),
+    grpc.StatusCode.UNAVAILABLE: ("the connection was lost", "ask again"),
+}
+"""Why a daemon did not answer, and what to do, by gRPC's own code."""
 
 
 class DaemonNotResponding(errors.PeerUnavailable):
@@ -64,13 +69,8 @@ async def connected(daemon: str, path: str) -> AsyncIterator[SocketPort]:
         try:
             yield port
         except PeerStatus as err:
-            is_named = bool(codes.name_in(err.trailing))
-            if not is_named and err.code is grpc.StatusCode.DEADLINE_EXCEEDED:
-                why, hint = "it took too long", "read its log"
-                raise DaemonNotResponding(daemon, path, why, hint) from err
-            if not is_named and err.code is grpc.StatusCode.UNAVAILABLE:
-                why, hint = "the connection was lost", "ask again"
-                raise DaemonNotResponding(daemon, path, why, hint) from err
+            if err.code in _SILENCES and not codes.name_in(err.trailing):
+                raise DaemonNotResponding(daemon, path, *_SILENCES[err.code]) from err
             raise codes.to_error(err) from err
 
 

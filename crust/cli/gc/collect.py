@@ -140,7 +140,13 @@ async def _settle(
         )
         await node.NodeUnpublishVolume(unpublish, timeout=TIMEOUT_S)
         if publish.staging and not why_staged:
-            await workers.run(_check_unused, publish, evidence.grace_s)
+            # during an unpublish, which may take minutes, a kubelet can stage the volume for a new pod
+            if reason := await workers.run(proof.why_staged, publish, evidence.grace_s):
+                raise errors.NotReady.named(
+                    "VolumeInUseAgain",
+                    f"volume {publish.volume_id} stays staged at {publish.staging}",
+                    why=f"{reason}, since the proof",
+                )
             unstage = csi_pb2.NodeUnstageVolumeRequest(
                 volume_id=publish.volume_id, staging_target_path=publish.staging
             )
@@ -148,16 +154,6 @@ async def _settle(
     if publish.mapped:
         with suppress(FileNotFoundError):
             await workers.run(os.unlink, publish.mapped)
-
-
-def _check_unused(publish: ForgottenPublish, grace_s: float) -> None:
-    """Look again: during an unpublish, which may take minutes, a kubelet can stage the volume for a new pod."""
-    if reason := proof.why_staged(publish, grace_s):
-        raise errors.NotReady.named(
-            "VolumeInUseAgain",
-            f"volume {publish.volume_id} stays staged at {publish.staging}",
-            why=f"{reason}, since the proof",
-        )
 
 
 def shown(results: tuple[Result, ...], kubelet_root: str) -> show.Shown:
