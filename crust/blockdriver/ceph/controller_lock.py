@@ -115,9 +115,8 @@ class ControllerLock:
             raise
 
     def admit(self, ioctx: Ioctx, address: str, blocklist: BlocklistClient) -> None:
-        """Put the address of a new client into the lock, before its use, if this is the active controller.
-
-        Raises `ControllerReplaced`.
+        """Put the address of a new client into the lock, before its use, if this is the active controller. Raises
+        `ControllerReplaced`.
         """
         while self.is_ours:
             if self._put(ioctx, self._own(ioctx), address, blocklist):
@@ -151,11 +150,6 @@ class ControllerLock:
             extra = {"client": holder.address}
             _log.warning("a controller that gave no sign of life is cut off", extra=extra)
         return _replaced(ioctx, value, _Holder(address, self.nonce, holder.beat + 1).value)
-
-
-def make(ioctx: Ioctx) -> None:
-    """Make the object together with the pool: in a full pool a key can be set, but no object be made."""
-    omap.make(ioctx, OBJECT)
 
 
 def read(ioctx: Ioctx) -> str:

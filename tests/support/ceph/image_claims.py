@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import rbd
 
-from crust.blockdriver.ceph import claim_object, claims, controller_lock
+from crust.blockdriver.ceph import claim_object, claims, controller_lock, omap
 from crust.blockdriver.ceph.claim_object import Mode
 from crust.blockdriver.ceph.claims import Host
 from crust.blockdriver.ceph.cluster_image import ClusterImage
@@ -51,7 +51,7 @@ class Client:
 
     def lead(self) -> None:
         """Be the active controller of the pool."""
-        controller_lock.make(self.ioctx)
+        omap.make(self.ioctx, controller_lock.OBJECT)
         lock = ControllerLock(POOL, "", nonce=uuid.uuid4().hex)
         lock.take(self.ioctx, self.address, lambda address: self.connection.blocklist([address]))
 

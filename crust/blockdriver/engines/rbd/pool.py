@@ -94,7 +94,6 @@ class RbdPool:
 
     @property
     def ids(self) -> PoolIds:
-        """The pool's ids."""
         if self._ids is None:
             raise self._absent("it was never opened")
         return self._ids
@@ -134,7 +133,8 @@ class RbdPool:
         lock = connection.controller_lock
         with self._place.ioctx(f"cannot take the lock of {self.shown}") as ioctx:
             if self._read(ioctx) is None:
-                controller_lock.make(ioctx)
+                # together with the pool: in a full pool a key can be set, but no object be made
+                omap.make(ioctx, controller_lock.OBJECT)
             address = connection.address()
             with present(self._place, controller_lock.OBJECT):
                 lock.take(ioctx, address, lambda dead: connection.blocklist((dead,)))
