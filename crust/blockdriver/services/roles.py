@@ -32,7 +32,7 @@ _OF_CONTROLLER = (
     "/csi.v1.SnapshotMetadata/",
     "/crust.v1.Pool/",
 )
-_OF_NODE = "/csi.v1.Node/"
+_OF_NODE = ("/csi.v1.Node/",)
 _OF_ATTACH = (
     "/csi.v1.Controller/ControllerPublishVolume",
     "/csi.v1.Controller/ControllerUnpublishVolume",
@@ -81,9 +81,8 @@ class Role:
 
     def check_method(self, method: str) -> None:
         """Raise `NotServedInMode`, `NotInNodeDeployment` or `NoAttachNeeded` unless the method is served."""
-        if not self.has_controller and method.startswith(_OF_CONTROLLER):
-            raise NotServedInMode(self.mode, method)
-        if not self.has_node and method.startswith(_OF_NODE):
+        absent = {"all": (), "node": _OF_CONTROLLER, "controller": _OF_NODE}[self.mode]
+        if method.startswith(absent):
             raise NotServedInMode(self.mode, method)
         if self.node_deployment and method in _OF_OTHER_NODES:
             raise errors.Unsupported.named(

@@ -30,7 +30,6 @@ from crust.rpc.call import Call
 from crust.rpc.messages import csi
 from crust.wire.csi.v1 import csi_pb2
 
-_SIDECARS = "csi.storage.k8s.io/"
 _NS = 1_000_000_000
 M = TypeVar("M", csi_pb2.GetMetadataAllocatedResponse, csi_pb2.GetMetadataDeltaResponse)
 PIECE_MAX = 4096
@@ -319,7 +318,7 @@ def segments_of(pb: csi_pb2.Topology) -> topology.Segments:
 def check_parameters(sent: Iterable[str]) -> None:
     """Raise `UnknownSnapshotParameter` for any key that is not a sidecar's."""
     for key in sent:
-        if not key.startswith(_SIDECARS):
+        if not key.startswith(csi.KUBERNETES_PREFIX):
             raise errors.InvalidRequest.named(
                 "UnknownSnapshotParameter",
                 f"the parameter {key[:128]!r} is not known",
