@@ -65,7 +65,6 @@ class PoolWatch:
 
     @property
     def problem(self) -> errors.CrustError | None:
-        """Why the pool is not open."""
         return self.driver.identity.problem
 
     def admit(self, method: str) -> None:

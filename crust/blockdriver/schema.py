@@ -1,8 +1,8 @@
 """The schema number of stored JSON: read before anything else of it, and a known number, or refused.
 
 A change of a layout raises its number. Code that reads another layout by its own rules finds no volume in a full
-pool, and would answer that each volume is absent. So it reads the number that it
-writes, and an earlier one only where each record means the same. Within a number fields are only added.
+pool, and would answer that each volume is absent. So it reads the number that it writes, and an earlier one only
+where each record means the same. Within a number fields are only added.
 """
 
 from typing import Annotated

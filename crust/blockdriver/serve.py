@@ -62,9 +62,8 @@ _log = logging.getLogger(__name__)
 
 @asynccontextmanager
 async def running(driver: Driver, *, socket: str, run_dir: str) -> AsyncIterator[Daemon]:
-    """The driver, serving on `socket` while the block runs; every running operation ends before it is left.
-
-    Raises `locks.LockHeld` if another process has the pool or the run directory, and the errors of `server.serving`.
+    """The driver, serving on `socket` while the block runs; every running operation ends before it is left. Raises
+    `locks.LockHeld` if another process has the pool or the run directory, and the errors of `server.serving`.
     """
     await workers.run(durable.make_directories, run_dir, 0o700)
     async with (
@@ -77,12 +76,7 @@ async def running(driver: Driver, *, socket: str, run_dir: str) -> AsyncIterator
 
 @asynccontextmanager
 async def part(
-    driver: Driver,
-    daemon: Daemon,
-    *,
-    socket: str,
-    run_dir: str,
-    ports: Ports = SOCKETS,
+    driver: Driver, daemon: Daemon, *, socket: str, run_dir: str, ports: Ports = SOCKETS
 ) -> AsyncIterator[None]:
     """Serve as a part of the process `daemon` while the block runs; raises as `running`."""
     async with AsyncExitStack() as stack:
@@ -202,10 +196,9 @@ async def keep_fencing(
     """Cut the nodes that `declared` returns off from the volumes of `volume_ids`, and free their claims.
 
     Until it is cancelled; `supervised` starts it again. No call triggers it: pods that wait for a claim go on by
-    themselves. Each pass calls `declared` again; a node that only does not answer is never in its result. Even so
-    the pass leaves a connected client alone, because it lives (`HolderConnected`), and repeats until the client has
-    ended, or `declared` omits the node. A pass reads the claim of each volume: 0.4 ms. After a pass that fails, the
-    metric still counts the nodes that wait.
+    themselves. A node that only does not answer is never in the result of `declared`. Even so a pass leaves a
+    connected client alone, because it lives (`HolderConnected`), and repeats until the client has ended, or
+    `declared` omits the node. A pass reads the claim of each volume: 0.4 ms.
     """
     while True:
         try:

@@ -28,14 +28,7 @@ from crust.blockdriver.ceph.connection import Connection
 from crust.blockdriver.ceph.user import CephUser, Timeouts
 from crust.core import errors, volumes
 
-__all__ = [
-    "Host",
-    "ImageCalls",
-    "ImageProcessFailed",
-    "Key",
-    "Mode",
-    "asking",
-]
+__all__ = ["Host", "ImageCalls", "ImageProcessFailed", "Key", "Mode", "asking"]
 
 
 class ImageProcessFailed(errors.PeerUnavailable):
@@ -74,7 +67,6 @@ class ImageCalls:
         )
 
     async def size_bytes(self) -> int:
-        """The image's size now."""
         return int((await self.ask("size"))["size_bytes"])
 
     async def record(self, holder_id: str) -> str:

@@ -85,7 +85,6 @@ class Holder:
 
     @property
     def is_deletion(self) -> bool:
-        """Whether it is the controller, which deletes the volume."""
         return self.id == _DELETION
 
     @property

@@ -57,7 +57,6 @@ class CephUser:
             )
 
     def options(self, timeouts: Timeouts) -> dict[str, str]:
-        """The options of librados."""
         return {
             "mon_host": self.monitors,
             "key": self.key,

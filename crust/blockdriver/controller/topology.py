@@ -68,9 +68,8 @@ def is_here(place: Segments, segment: str) -> bool:
 
 
 def is_met(requisite: tuple[Segments, ...], preferred: tuple[Segments, ...], segment: str) -> bool:
-    """Whether a volume of this node meets a requirement, of which preferences are no part.
-
-    Raises `InvalidTopology` if the two lists contradict each other.
+    """Whether a volume of this node meets a requirement, of which preferences are no part. Raises `InvalidTopology`
+    if the two lists contradict each other.
     """
     if requisite and not set(preferred) <= set(requisite):
         raise InvalidTopology("a preferred topology is not among the requisite ones")

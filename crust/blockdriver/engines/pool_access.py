@@ -68,11 +68,9 @@ class PoolIds:
     pool_id: str
 
     def volume_id(self, name: str) -> volumes.VolumeId:
-        """The id of the volume called `name`."""
         return volumes.VolumeId(f"{self.pool_id}-{digest(name)}")
 
     def snapshot_id(self, name: str) -> str:
-        """The id of the snapshot called `name`."""
         return f"{self.pool_id}-snap-{digest(name)}"
 
     def member_id(self, group_name: str, volume_id: str) -> str:
@@ -80,7 +78,6 @@ class PoolIds:
         return f"{self.snapshot_id(group_name)}-{digest(volume_id)}"
 
     def group_id(self, name: str) -> str:
-        """The id of the group snapshot called `name`."""
         return f"{self.pool_id}-group-{digest(name)}"
 
     def is_volume_id(self, text: str) -> bool:
@@ -92,7 +89,6 @@ class PoolIds:
         return text.startswith(f"{self.pool_id}-") and _SNAPSHOT.fullmatch(text) is not None
 
     def is_group_id(self, text: str) -> bool:
-        """Whether this pool could have a group snapshot of that id."""
         return text.startswith(f"{self.pool_id}-") and _GROUP.fullmatch(text) is not None
 
     def is_set_id(self, text: str) -> bool:
@@ -100,10 +96,7 @@ class PoolIds:
         return self.is_group_id(text) or (self.is_snapshot_id(text) and set_of(text) == text)
 
     def check_own_pool(self, text: str) -> None:
-        """Raise `IdOfOtherPool` for an id of another pool.
-
-        For calls that answer OK for an absent object: the object of another pool still exists.
-        """
+        """Raise `IdOfOtherPool` for an id of another pool, whose object exists: no call answers that it is absent."""
         pool_id = pool_of(text)
         if pool_id not in ("", self.pool_id):
             raise errors.NotFound.named(
@@ -190,10 +183,9 @@ class RecordStore(Protocol):
         """A record, or None. Raises `Corrupt`, `Refused` or `RuntimeFailed` for an unreadable record."""
 
     def save(self, key: str, data: bytes, *, previous: bytes) -> None:
-        """Write a record in place of `previous`, the bytes that the caller has read.
-
-        Raises `RecordChanged`, without a write, if the store has other bytes by now, or no record. After any other
-        error the store may have either record.
+        """Write a record in place of `previous`, the bytes that the caller has read. Raises `RecordChanged`, without
+        a write, if the store has other bytes by now, or no record. After any other error the store may have either
+        record.
         """
 
     def shown(self, key: str) -> str:

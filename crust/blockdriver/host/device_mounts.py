@@ -22,7 +22,6 @@ def is_filesystem(mount: mountinfo.Mount, device: volumes.BlockSource) -> bool:
 
 
 def is_node(mount: mountinfo.Mount, device: volumes.BlockSource) -> bool:
-    """Whether a mount is a bind of the device's node."""
     name = os.path.basename(mount.root)
     return mount.fs_type in _NODE_FILESYSTEMS and name == os.path.basename(device.path)
 

@@ -46,12 +46,7 @@ async def check_filesystem(
     # "clean", as callers of fsck(8) often believe.
     program = ["e2fsck", *(["-f"] if is_whole else []), "-p", confined.DEVICE]
     completed = await confined.run_confined(
-        program,
-        device=path,
-        limits=_LIMITS,
-        timeout_s=_TIMEOUT_S,
-        writable=True,
-        inherits=inherits,
+        program, device=path, limits=_LIMITS, timeout_s=_TIMEOUT_S, writable=True, inherits=inherits
     )
     output = _tail(completed.stdout.decode("utf-8", "replace"), path)
     if completed.code >= _E2FSCK_FAILED:

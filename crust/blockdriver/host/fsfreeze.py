@@ -32,10 +32,7 @@ fcntl.ioctl(int(sys.argv[1]), {FITHAW}, 0)
 
 
 class Freeze:
-    """A filesystem that is frozen until `thaw`, by the descriptor that froze it.
-
-    So a thaw needs no new descriptor, and cannot reach another filesystem that was mounted over it.
-    """
+    """A filesystem that is frozen until `thaw`, by its descriptor: a thaw reaches none that was mounted over it."""
 
     def __init__(self, mountpoint: str) -> None:
         """Flush and freeze; raises AlreadyFrozen."""

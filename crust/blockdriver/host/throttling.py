@@ -100,9 +100,8 @@ class Throttle:
 
     def set(self, device: volumes.DeviceIdentity, limits: volumes.IoLimits) -> None:
         """Give the kernel these limits, and no others. Cheap if it has them; a removed device has none to remove, nor
-        has a device of a node that never limited one.
-
-        Raises `CannotThrottle`, unless `limits` is empty, and translated errors of the kernel; call it again then.
+        has a device of a node that never limited one. Raises `CannotThrottle`, unless `limits` is empty, and
+        translated errors of the kernel; call it again then.
         """
         if limits != NONE:
             self.check_can_limit()
@@ -121,7 +120,6 @@ class Throttle:
             raise syscalls.translate(err, f"cannot set the I/O limits of {device}") from err
 
     def _group(self) -> str | None:
-        """The first of the groups that exists."""
         paths = (os.path.join(self._root, group).rstrip("/") for group in self._groups)
         return next(filter(listing.exists, paths), None) if self._root else None
 

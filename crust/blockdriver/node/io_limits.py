@@ -35,9 +35,8 @@ class IoLimits:
     guests: Guests
 
     def check_limits(self, volume_id: volumes.VolumeId, limits: volumes.IoLimits) -> None:
-        """Raise the reason why this node cannot enforce other limits.
-
-        Raises `throttling.CannotThrottle`, NoRuntimeSocket.
+        """Raise the reason why this node cannot enforce other limits. Raises `throttling.CannotThrottle`,
+        NoRuntimeSocket.
         """
         if self.stores.node_state.deferred_targets(volume_id):
             self.guests.check_reachable()
@@ -98,10 +97,8 @@ class IoLimits:
     async def set_in_guests(
         self, volume_id: volumes.VolumeId, limits: volumes.IoLimits, limits_before: volumes.IoLimits
     ) -> None:
-        """Give every guest that has the volume its limits.
-
-        Raises `PeerUnavailable` when the outcome in a guest is unknown. After any other error, such as
-        `PublishInProgress`, the guests that had changed have `before` again.
+        """Give every guest that has the volume its limits. Raises `PeerUnavailable` when the outcome in a guest is
+        unknown. After any other error, such as `PublishInProgress`, the guests that had changed have `before` again.
         """
         changed: list[volumes.TargetPath] = []
         for target in self.stores.node_state.deferred_targets(volume_id):

@@ -2,9 +2,8 @@
 
 For both the kernel decides, and not the node state: a volume can be unpublished after its deletion, a lost node state
 or an interrupted publish, and when another pool is in the place of its own; a mount without a record keeps the device
-attached. A deferred publish has no mount of
-this driver: the proxy's guard mount is at its target, and the proxy removes it. The driver answers when mountinfo
-does not show the mount any more.
+attached. A deferred publish has no mount of this driver: the proxy's guard mount is at its target, and the proxy
+removes it. The driver answers when mountinfo does not show the mount any more.
 
 Each hour the driver detaches devices that crashes left attached on this node, unless they may be in use:
 
@@ -40,10 +39,8 @@ class NodeUnpublish:
     target_roots: tuple[str, ...]
 
     def unpublish(self, volume_id: volumes.VolumeId, target: volumes.TargetPath) -> None:
-        """Remove the publish and its target; not published is a success.
-
-        Raises `OtherVolumeAtTarget`, `ForeignMountAtTarget`, `holders.DeviceInUse` (with its users), and the errors
-        of `target_paths`. Blocks.
+        """Remove the publish and its target; not published is a success. Raises `OtherVolumeAtTarget`,
+        `ForeignMountAtTarget`, `holders.DeviceInUse` (with its users), and the errors of `target_paths`. Blocks.
         """
         entry = self.stores.node_state.published(target)
         if entry is not None and entry.volume_id != volume_id:
@@ -98,9 +95,8 @@ class NodeUnstage:
     io_limits: IoLimits
 
     def unstage(self, volume_id: volumes.VolumeId, path: volumes.TargetPath) -> None:
-        """Detach the volume if `path` is its last staging path; not staged, or unknown, is a success.
-
-        Raises `StillPublished`, and `NotReady` with the holder while the device is in use. Blocks.
+        """Detach the volume if `path` is its last staging path; not staged, or unknown, is a success. Raises
+        `StillPublished`, and `NotReady` with the holder while the device is in use. Blocks.
         """
         if not pool_of(volume_id):
             return

@@ -177,10 +177,7 @@ class Limits(pydantic.BaseModel):
     @property
     def value(self) -> volumes.IoLimits:
         return volumes.IoLimits(
-            self.read_iops,
-            self.write_iops,
-            self.read_bytes_per_second,
-            self.write_bytes_per_second,
+            self.read_iops, self.write_iops, self.read_bytes_per_second, self.write_bytes_per_second
         )
 
 

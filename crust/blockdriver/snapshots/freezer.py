@@ -12,8 +12,7 @@ A deferred volume without a sandbox has no writers. Until the copy ends, the dri
 sandbox would (`claim_volume`), so that a sandbox which starts now is refused. At the end the driver asks the guest
 once more, because a runtime may open devices without a hold.
 
-*On this host* a timer ends a freeze that takes too long, and the kernel's answer to the thaw says whether another
-program has thawed before (`host_freeze`).
+*On this host* the kernel's answer to the thaw says whether another program has thawed before (`host_freeze`).
 
 A freeze outlives the process that made it, so a restarted driver thaws at once, on this host before everything else.
 A thaw on this host that fails is repeated while the driver runs, and before the next freeze: the kernel does not say
@@ -89,10 +88,8 @@ class QuiescePlan:
 
 
 def plan(stores: Stores, volume_ids: Iterable[volumes.VolumeId]) -> QuiescePlan:
-    """The plan for a point-in-time copy of all the volumes.
-
-    Raises `RawDeviceInUse`, `FilesystemMountCovered`, `BusyAfterLazyUnmount`. Valid while the caller has the volumes
-    locked. Blocks.
+    """The plan for a point-in-time copy of all the volumes. Raises `RawDeviceInUse`, `FilesystemMountCovered`,
+    `BusyAfterLazyUnmount`. Valid while the caller has the volumes locked. Blocks.
     """
     plans = [_plan_of(stores, volume_id) for volume_id in volume_ids]
     members = [member for part in plans for member in part.members]
@@ -168,11 +165,9 @@ class Freezer:
 
     @asynccontextmanager
     async def frozen(self, members: Sequence[Member]) -> AsyncIterator[None]:
-        """Keep all of `members` frozen while the block runs.
-
-        Raises `ThawedEarly` or FrozenTooLong afterwards if they were not: then the copy is invalid. Before the block
-        begins it raises NoRuntimeSocket, `SandboxStarting`, AlreadyFrozen and the errors of `Guests.freeze`; before
-        and after it StillFrozen.
+        """Keep all of `members` frozen while the block runs. Raises `ThawedEarly` or FrozenTooLong afterwards if they
+        were not: then the copy is invalid. Before the block begins it raises NoRuntimeSocket, `SandboxStarting`,
+        AlreadyFrozen and the errors of `Guests.freeze`; before and after it StillFrozen.
         """
         if any(isinstance(member, InGuest) for member in members):
             self._guests.check_reachable()  # before a guest counts as frozen, and has to be thawed

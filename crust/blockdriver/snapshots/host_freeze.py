@@ -1,9 +1,8 @@
 """Freezes filesystems of this host: for `freezer`, which notes and orders the freezes.
 
 While the process lives, a timer ends a freeze that takes too long: a thread of its own, so that it does not wait for
-the copying thread or the loop. By the intent a start finds a freeze of a killed process, mounted or not.
-
-Freeze intents are on disk before each freeze: a freeze outlives the process that made it.
+the copying thread or the loop. The intent is on disk before each freeze: by it a start finds a freeze of a killed
+process, mounted or not.
 
     <run dir>/freezes/<volume id>    one line: the boot, and the subject of the freeze
 

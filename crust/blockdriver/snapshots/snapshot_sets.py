@@ -59,7 +59,6 @@ class SnapshotSets:
 
     async def create(self, name: str, volume_id: volumes.VolumeId) -> SnapshotSet:
         """Take a snapshot; an existing one is a success. A lost one is not taken again: its name means that moment.
-
         Raises SnapshotNameTaken, SnapshotLimitReached, `models.VolumeNotFound`, `ContentChanged`, `ImageMissing`,
         `ForeignImage`, `SnapshotMissing`, `Exhausted`, and the errors of `freezer.plan` and `Freezer.frozen`.
         """
@@ -253,7 +252,6 @@ def _copy_unheld(taking: NewSnapshotSet, images: Sequence[Image]) -> int:
 
 
 def image_of(snapshot: Snapshot) -> Image:
-    """The snapshot in the engine's terms."""
     source = snapshot.source_volume_id
     return Image(snapshot.snapshot_id, source, snapshot.size_bytes)
 

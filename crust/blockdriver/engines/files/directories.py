@@ -241,7 +241,6 @@ class FileRecords:
         self._locks = tuple(threading.RLock() for _ in range(_LOCKS))
 
     def ids(self) -> tuple[str, ...]:
-        """By a listing of the directories."""
         with syscalls.translating(f"cannot list {self._directory}"):
             names = os.listdir(self._directory)
         return tuple(name for name in names if not name.startswith("."))

@@ -77,7 +77,6 @@ class Counted:
 
     @classmethod
     def sum_of(cls, numbers: Collection["Counted"]) -> "Counted":
-        """The sums of each number."""
         return cls(
             sum(each.own_bytes for each in numbers),
             sum(each.unseen_bytes for each in numbers),
@@ -320,7 +319,6 @@ class OwnBlocks:
                 self._is_uncommitted = True
 
     def _find_families(self) -> None:
-        """Find the families of all files, and count them."""
         groups: list[set[str]] = []
         self._family_of = {}  # after an error every file is strange
         if self._clones():
@@ -435,7 +433,6 @@ def _look_at(path: Place, *, is_snapshot: bool = False) -> _File | None:
 
 
 def _listed(home: Place, *, is_snapshot: bool = False) -> tuple[_File, ...]:
-    """The files of a directory; none without it. Raises `NotSeen`."""
     what = f"the blocks of {home}"
     names = answers.seen(answers.ask(what, lambda: os.listdir(home), absent=(errno.ENOENT,)))
     listed = (_look_at(home / name, is_snapshot=is_snapshot) for name in names or ())

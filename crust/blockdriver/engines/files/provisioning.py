@@ -77,7 +77,6 @@ class NewFileVolume:
         sparse.allocate(self.image, 0, size_bytes, is_clone=self.pool.copies_at_once())
 
     def restore(self, image: Image, size_bytes: int) -> None:
-        """A copy of the snapshot's file."""
         self.pool.own_blocks.join(self.volume_id, set_of(image.snapshot_id))
         try:
             file_copy.copy(
@@ -90,7 +89,6 @@ class NewFileVolume:
             raise SnapshotMissing(image.snapshot_id) from err
 
     def clone(self, source: volumes.VolumeId, *, source_bytes: int, size_bytes: int) -> None:
-        """A copy of the volume's file."""
         self.pool.own_blocks.join(self.volume_id, source)
         try:
             file_copy.copy(
@@ -117,7 +115,6 @@ class NewFileSnapshotSet:
     """What the present copies add, once that was asked for."""
 
     def take(self, image: Image) -> None:
-        """A copy of the volume's file."""
         self.pool.own_blocks.join(self.set_id, image.volume_id)
         with self.pool.naming_full_pool(image.snapshot_id):
             try:
@@ -150,7 +147,6 @@ class NewFileSnapshotSet:
         return next(differing, None) is not None
 
     def commit(self, records: Mapping[RecordKind, bytes]) -> None:
-        """Name the directory."""
         added_bytes = self.added_bytes()
         with self.pool.naming_full_pool(str(self.staged.final)):
             self.staged.commit(records)
@@ -167,10 +163,7 @@ class FileProvisioning:
     """At any free space: too little space is another error."""
 
     def __init__(
-        self,
-        directories: VolumeDirectories,
-        sets: Directories,
-        access: FileAccess,
+        self, directories: VolumeDirectories, sets: Directories, access: FileAccess
     ) -> None:
         self.directories = directories
         self.sets = sets
@@ -231,7 +224,6 @@ class FileProvisioning:
 
     @contextmanager
     def taking(self, set_id: str, images: Sequence[Image]) -> Iterator[NewFileSnapshotSet]:
-        """In a directory without a name."""
         with (
             self.own_blocks.changing(set_id),
             self.sets.making(set_id) as staged,
@@ -240,12 +232,10 @@ class FileProvisioning:
             yield NewFileSnapshotSet(self, set_id, staged)
 
     def remove_set(self, set_id: str, images: Sequence[Image]) -> None:
-        """Remove the directory's name."""
         with self.own_blocks.changing(set_id):
             self.sets.remove(set_id)
 
     def unsettled(self) -> tuple[volumes.VolumeId, ...]:
-        """By the names of directories."""
         return self.directories.unsettled() + self.sets.unsettled()
 
     def settle(self, volume_or_set_id: volumes.VolumeId) -> None:
@@ -308,11 +298,9 @@ class FileProvisioning:
         return max(sparse.space(self._pool).available_bytes - uncounted_bytes, 0)
 
     def image_ids(self) -> frozenset[volumes.VolumeId]:
-        """The directories of the pool."""
         return self.directories.ids()
 
     def snapshot_ids(self) -> frozenset[str]:
-        """The snapshot files of the pool."""
         snapshot_ids: set[str] = set()
         for set_id in self.sets.ids():
             with contextlib.suppress(errors.NotFound):  # removed since
@@ -354,19 +342,16 @@ class FileProvisioning:
         return self.own_blocks.unshared_bytes(self.directories.image(volume_id))
 
     def check_snapshot(self, image: Image) -> None:
-        """By the file's name."""
         if not listing.exists(self.snapshot(image)):
             raise SnapshotMissing(image.snapshot_id)
 
     def allocated(self, image: Image, start: int = 0) -> Iterator[extents.Extent]:
-        """The parts of the snapshot's file that are not holes."""
         try:
             yield from extents.allocated(self.snapshot(image), start)
         except errors.NotFound as err:
             raise SnapshotMissing(image.snapshot_id) from err
 
     def changed(self, base: Image, target: Image, start: int = 0) -> Iterator[extents.Extent]:
-        """The parts that the two files do not share."""
         if not self.copies_at_once():
             raise NoChangeTracking(f"the filesystem of {self._pool} does not share blocks of files")
         for image in (base, target):

@@ -1,19 +1,6 @@
 """The engine for images in a Ceph pool (RBD): images, snapshots and records in one namespace.
 
-    place, pool              the namespace, the pool's identity, and the lock of its active controller
-    records                  the records, and the intents of unfinished volumes and sets
-    provisioning/            the controller's side: `engine`, on top of `snapshots`, on top of `images`
-      copies                 makes a volume: empty, or as a clone
-      image_use              the clients that have an image open, and changes that harm none of them
-      librbd_objects         headers and object maps of images, librbd's names and its trash
-      background             work that takes the time of the data
-      own_bytes              what the volumes and snapshots have of the pool's stored bytes
-      snapshot_bytes         what the snapshots add, as librbd's object maps say
-      freeing                images whose clients ended without closing them, or whose nodes are gone
-    node/                    the node's side
-      access, host_devices   a hypervisor opens an image itself, or this host's kernel maps it
-      volume_users           the users of Ceph as which a node connects
-
+`provisioning` is the controller's side: `engine`, on top of `snapshots`, on top of `images`; `node` is the node's.
 The pool is the only truth, and one controller serves it at a time (`crust.blockdriver.ceph.controller_lock`). A host
 whose kernel cannot map images refuses raw volumes and mounts; a hypervisor does not need the kernel.
 """

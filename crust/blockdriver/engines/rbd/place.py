@@ -78,9 +78,7 @@ class Place:
         read_only: bool = True,
     ) -> Image:
         """An open image, by its name, or by its id also in the trash; a read-only client registers no watch. The
-        caller closes it.
-
-        Raises `rbd.ImageNotFound`.
+        caller closes it. Raises `rbd.ImageNotFound`.
         """
         opening = binding.load().rbd.Image
         image: Image = opening(ioctx, name, image_id=image_id, read_only=read_only)
@@ -97,11 +95,9 @@ class Place:
             yield
 
     def claimed(self, ioctx: Ioctx, name: str) -> ClusterImage:
-        """The image of that name, for its claims."""
         return ClusterImage(self.connection, ioctx, name)
 
     def network_image(self, volume_id: str) -> NetworkImage:
-        """The image of the volume, for a hypervisor."""
         user = self.connection.ceph_user
         cluster = self.connection.fsid()
         return NetworkImage(
@@ -113,12 +109,10 @@ class Place:
         return has_object(ioctx, f"rbd_id.{name}")
 
     def names(self, ioctx: Ioctx) -> list[str]:
-        """The names of all images."""
         return [str(image["name"]) for image in self.images.list2(ioctx)]
 
 
 def has_object(ioctx: Ioctx, name: str) -> bool:
-    """Whether an object exists."""
     with failures.ignoring(errno.ENOENT):
         ioctx.stat(name)
         return True

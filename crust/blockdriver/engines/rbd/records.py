@@ -74,11 +74,9 @@ class RbdRecords:
             return tuple(volumes.VolumeId(key) for key, _ in values)
 
     def load(self, key: str) -> bytes | None:
-        """The record's bytes."""
         return self.state(key).record
 
     def state(self, key: str) -> State:
-        """The present state."""
         data, intent = _DATA + key, _INTENT + key
         with self._opened(key) as ioctx:
             values = omap.read_keys(ioctx, object_name(self.kind), (data, intent))
@@ -87,7 +85,6 @@ class RbdRecords:
         return State(values.get(data), making, removing)
 
     def save(self, key: str, data: bytes, *, previous: bytes) -> None:
-        """Replace the record `previous`."""
         self._swap(key, {_DIGEST + key: _digest(previous)}, _values(key, data))
 
     def begin(self, key: str, note: bytes = b"") -> None:
@@ -147,7 +144,6 @@ class RbdContentRecords:
             return tuple(name.removeprefix(CONTENT) for name in names if name.startswith(CONTENT))
 
     def load(self, key: str) -> bytes | None:
-        """The record's bytes."""
         return self._read(key).get(_DATA)
 
     def is_first(self, key: str) -> bool:
@@ -170,7 +166,6 @@ class RbdContentRecords:
             omap.swap(ioctx, CONTENT + key, {}, None)
 
     def shown(self, key: str) -> str:
-        """Object and key, for `rados getomapval`."""
         return f"{_DATA} of {CONTENT}{key} in {self.place.shown}"
 
     def _read(self, key: str) -> dict[str, bytes]:
@@ -188,7 +183,6 @@ class RbdContentRecords:
 
 
 def store(place: Place, kind: RecordKind) -> RbdRecords | RbdContentRecords:
-    """The store of the records of a kind."""
     return RbdContentRecords(place) if kind is RecordKind.CONTENT else RbdRecords(place, kind)
 
 
@@ -208,7 +202,6 @@ def present(place: Place, name: str) -> Iterator[None]:
 
 
 def _values(key: str, data: bytes) -> dict[str, bytes]:
-    """The keys of a record."""
     return {_DATA + key: data, _DIGEST + key: _digest(data).encode()}
 
 

@@ -65,11 +65,10 @@ class NodePublish:
     target_roots: tuple[str, ...]
 
     async def publish_on_host(self, request: Publish) -> None:
-        """Publish the volume; an equal publish that exists already is a success.
-
-        Raises the errors of `HostImage.make_ready`, `publish_rules.check_publish` and, for a volume that a guest may
-        have written, of `users.check`; `throttling.CannotThrottle`, `TargetOccupied`, and the errors of
-        `target_paths`, `mount_api` and `fs_group`.
+        """Publish the volume; an equal publish that exists already is a success. Raises the errors of
+        `HostImage.make_ready`, `publish_rules.check_publish` and, for a volume that a guest may have written, of
+        `users.check`; `throttling.CannotThrottle`, `TargetOccupied`, and the errors of `target_paths`, `mount_api`
+        and `fs_group`.
         """
         begun = await workers.run(self._begin, request)
         if begun is None:
@@ -190,6 +189,5 @@ class NodePublish:
 
 
 async def _step(walk: Iterator[bool]) -> bool:
-    """Do one step of a walk; returns whether another follows."""
     async with workers.long_work(workers.LongWork.GROUP), workers.turn():
         return await workers.run(next, walk, False)  # noqa: FBT003 - of `next`

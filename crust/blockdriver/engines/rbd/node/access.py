@@ -67,12 +67,10 @@ class _Note(pydantic.BaseModel):
 
     @property
     def attachment(self) -> Attachment:
-        """The image, for a hypervisor."""
         return Attachment(self.image, self.size_bytes)
 
 
 def directory(run_dir: str) -> str:
-    """The directory of the notes."""
     return os.path.join(run_dir, "rbd", syscalls.boot_id())
 
 
@@ -187,7 +185,6 @@ class RbdAccess:
             raise
 
     def attached_here(self) -> tuple[volumes.VolumeId, ...]:
-        """By the notes."""
         return noted(self._run_dir)
 
     def attached(self, volume_id: volumes.VolumeId) -> Attachment | None:

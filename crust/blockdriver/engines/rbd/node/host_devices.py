@@ -70,7 +70,6 @@ class HostDevices:
         return self._attachment(mapping)
 
     def attached(self, image: NetworkImage) -> Attachment | None:
-        """The device of the image, if it is mapped."""
         mapping = self.kernel.find(image)
         return None if mapping is None else self._attachment(mapping)
 

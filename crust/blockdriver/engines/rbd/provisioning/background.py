@@ -62,7 +62,6 @@ class Looks:
             self._thread.start()
 
     def wake(self) -> None:
-        """Look now."""
         self._wake.set()
 
     def stop(self, limit_s: float = STOP_S) -> str:

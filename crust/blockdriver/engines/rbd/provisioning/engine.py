@@ -60,15 +60,13 @@ _log = logging.getLogger(__name__)
 class RbdProvisioning(RbdSnapshots):
     """The volumes and snapshot sets of `place`. The caller makes one call per volume or set at a time."""
 
-    modes: frozenset[volumes.AccessMode] = field(default=MODES, init=False)
+    modes = MODES
     """One writer in the cluster, or any number of readers."""
-    raw_modes: frozenset[volumes.AccessMode] = field(
-        default=MODES | {volumes.AccessMode.MULTI_NODE_MULTI_WRITER}, init=False
-    )
+    raw_modes = MODES | {volumes.AccessMode.MULTI_NODE_MULTI_WRITER}
     """Several writers too: each has a claim, and RBD orders their writes."""
-    is_used_elsewhere: bool = field(default=True, init=False)
+    is_used_elsewhere = True
     """By the guests and kernels of all nodes."""
-    maximum_bytes: int = field(default=_MOST_OBJECTS * _OBJECT_BYTES, init=False)
+    maximum_bytes = _MOST_OBJECTS * _OBJECT_BYTES
     """Of an image with an object map."""
 
     background: BackgroundWork = field(init=False)
@@ -82,10 +80,7 @@ class RbdProvisioning(RbdSnapshots):
         self.background, self.freeing = BackgroundWork(self.place), Freeing(self.place)
         self.snapshot_bytes = SnapshotBytes(self.place, lambda key: self.own_bytes.forget(key))
         self.own_bytes = OwnBytes(
-            self.place,
-            self.snapshot_bytes,
-            self.volume_records.ids,
-            lambda: self._asked_space()[0],
+            self.place, self.snapshot_bytes, self.volume_records.ids, lambda: self._asked_space()[0]
         )
 
     def copies_at_once(self) -> bool:
@@ -124,7 +119,6 @@ class RbdProvisioning(RbdSnapshots):
         self.own_bytes.start()
 
     def stop(self) -> None:
-        """End the background work."""
         self.freeing.stop(limit_s=0)  # the next look begins again
         self.own_bytes.stop(limit_s=0)
         self.background.stop()
@@ -168,14 +162,10 @@ class RbdProvisioning(RbdSnapshots):
 
     @contextmanager
     def taking(self, set_id: str, images: Sequence[Image]) -> Iterator[NewRbdSnapshotSet]:
-        """After an intent."""
         self._settle_set(set_id)
         taking = NewRbdSnapshotSet(self, set_id, noted(images))
         self.set_records.begin(set_id, taking.note)
-        with (
-            self.snapshot_bytes.without(set_id),
-            self._settled(volumes.VolumeId(set_id), taking),
-        ):
+        with self.snapshot_bytes.without(set_id), self._settled(volumes.VolumeId(set_id), taking):
             yield taking
 
     def remove_set(self, set_id: str, images: Sequence[Image]) -> None:
@@ -187,7 +177,6 @@ class RbdProvisioning(RbdSnapshots):
         self.background.wake()
 
     def unsettled(self) -> tuple[volumes.VolumeId, ...]:
-        """By the intents."""
         return self.volume_records.unfinished() + self.set_records.unfinished()
 
     def settle(self, volume_or_set_id: volumes.VolumeId) -> None:

@@ -67,9 +67,8 @@ class VolumeImages:
 
     def set_limits(self, volume_id: volumes.VolumeId, limits: volumes.IoLimits) -> None:
         """Set all limits, as the configuration of the image: each client that opens it through librbd enforces them,
-        also after a change. librbd limits each client, and an image has one writer. 0 is no limit.
-
-        Raises `ImageMissing`, RbdClientSilent.
+        also after a change. librbd limits each client, and an image has one writer. 0 is no limit. Raises
+        `ImageMissing`, RbdClientSilent.
         """
         with (
             self.place.volume(volume_id, f"cannot limit the I/O of {volume_id}") as ioctx,
@@ -142,7 +141,6 @@ class VolumeImages:
         return frozenset(present).difference(self.volume_records.unfinished())
 
     def image_bytes(self, volume_id: volumes.VolumeId) -> int:
-        """By the image's header."""
         with (
             self.place.ioctx(f"cannot look at {volume_id}") as ioctx,
             ignoring(errno.ENOENT),
@@ -194,7 +192,6 @@ def enlarge(image: Image, size_bytes: int) -> None:
 
 
 def features(names: tuple[str, ...] = FEATURES) -> int:
-    """These features as librbd's bits."""
     rbd = binding.load().rbd
     return sum(int(getattr(rbd, f"RBD_FEATURE_{name}")) for name in names)
 

@@ -82,7 +82,6 @@ def object_map(ioctx: Ioctx, image: Image, snap: Snap | None) -> ObjectMap | Non
 
 
 def object_bytes(image: Image) -> int:
-    """The size of the image's objects."""
     return int(image.stat()["obj_size"])
 
 

@@ -142,7 +142,6 @@ class NewRbdSnapshotSet:
                 raise CephImageBusy(error_text, errno.EEXIST) from err
 
     def added_bytes(self) -> int:
-        """By the object maps of the snapshots."""
         place = self.snapshots.place
         added_bytes = 0
         with place.ioctx(f"cannot count the blocks of {self.set_id}") as ioctx:
@@ -161,7 +160,6 @@ class NewRbdSnapshotSet:
             return bool(differing(opened, image.snapshot_id))
 
     def commit(self, records: Mapping[RecordKind, bytes]) -> None:
-        """The record."""
         self.snapshots.set_records.commit(self.set_id, records[RecordKind.SNAPSHOTS], self.note)
         self.is_committed = True
 
