@@ -13,6 +13,7 @@ one pool. A driver of one pool takes the same way.
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -69,12 +70,12 @@ class PoolNotOnNode(errors.Exhausted):
         )
 
 
+@dataclass(frozen=True, slots=True)
 class Pools:
-    """The pools of a driver, by their names, the default one first; `health` is that of the process."""
+    """The pools of a driver, by their names, the default one first; the health is that of the process."""
 
-    def __init__(self, watches: Mapping[str, PoolWatch], health: Health) -> None:
-        self._watches = watches
-        self._health = health
+    _watches: Mapping[str, PoolWatch]
+    _health: Health
 
     def methods(self) -> Iterator[Methods]:
         """The methods of all services: those of this class, and the others at the pool of each request."""
@@ -146,9 +147,7 @@ class Pools:
     async def GetPool(
         self, request: pool_pb2.GetPoolRequest, call: Call
     ) -> pool_pb2.GetPoolResponse:
-        """The space of each pool now, in bytes, by which CreateVolume decides, and the problems of the process. An
-        only pool that is not open refuses.
-        """
+        """The space of each pool, and the problems of the process. An only pool that is not open refuses."""
         spaces = []
         problems = dict(self._health.problems)
         found = await asyncio.gather(*map(self._problem, self._watches.values()))

@@ -49,16 +49,13 @@ class Key:
     key: str = field(repr=False)
 
 
+@dataclass(frozen=True, slots=True)
 class ImageCalls:
-    """The questions about one image. Each raises the errors of `crust.blockdriver.ceph.claims` and
-    `crust.blockdriver.ceph.failures`."""
+    """The questions about one image. Each raises the errors of `claims` and `failures`."""
 
-    def __init__(
-        self, image: volumes.NetworkImage, process: asyncio.subprocess.Process, timeout_s: float
-    ) -> None:
-        self._image = image
-        self._process = process
-        self._timeout_s = timeout_s
+    _image: volumes.NetworkImage
+    _process: asyncio.subprocess.Process
+    _timeout_s: float
 
     async def take(self, mode: Mode, host: Host, sandbox: str, holder_id: str) -> None:
         """See `claims.take`; the cluster is the image's, and the image exists."""

@@ -40,7 +40,7 @@ import math
 import os
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from crust.blockdriver.engines.pool_access import NodeAccess
@@ -116,10 +116,7 @@ def _plan_of(stores: Stores, volume_id: volumes.VolumeId) -> QuiescePlan:
         raise errors.NotReady.named(
             "RawDeviceInUse",
             f"{volume_id} cannot be copied now",
-            why=(
-                f"it is published as a raw device at {min(raw)}, and a copy that takes time "
-                "would be inconsistent"
-            ),
+            why=f"it is published as a raw device at {min(raw)}, and a copy that takes time would be inconsistent",
         )
     if raw:
         return QuiescePlan(raw=(volume_id,))
@@ -148,20 +145,18 @@ def _mounted(volume_id: volumes.VolumeId, source: volumes.BlockSource) -> OnHost
     )
 
 
+@dataclass(eq=False)
 class Freezer:
     """Freezes and thaws. `limit_s` (1 to 60) is the longest freeze."""
 
-    def __init__(
-        self, intents: Intents, access: NodeAccess, guests: Guests, *, limit_s: float = LIMIT_S
-    ) -> None:
-        self._intents = intents
-        self._access = access
-        self._guests = guests
-        self._limit_s = limit_s
-        self._left: dict[volumes.VolumeId, Intent] = {}
-        """The intents whose thaw has to be repeated."""
-        self._trying: set[volumes.VolumeId] = set()
-        self._more = asyncio.Event()
+    _intents: Intents
+    _access: NodeAccess
+    _guests: Guests
+    limit_s: float = LIMIT_S
+    _left: dict[volumes.VolumeId, Intent] = field(default_factory=dict, init=False)
+    """The intents whose thaw has to be repeated."""
+    _trying: set[volumes.VolumeId] = field(default_factory=set, init=False)
+    _more: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     @asynccontextmanager
     async def frozen(self, members: Sequence[Member]) -> AsyncIterator[None]:
@@ -174,7 +169,7 @@ class Freezer:
         frozen: list[Member] = []
         idle: list[InGuest] = []
         with ExitStack() as holds:
-            freezes = holds.enter_context(HostFreezes(self._limit_s))
+            freezes = holds.enter_context(HostFreezes(self.limit_s))
             try:
                 for member in members:
                     await workers.run(
@@ -205,7 +200,7 @@ class Freezer:
             await workers.run(freezes.freeze, member)
             return True
         try:
-            is_frozen = await self._guests.freeze(member.target, math.ceil(self._limit_s))
+            is_frozen = await self._guests.freeze(member.target, math.ceil(self.limit_s))
         except errors.NotFound:
             is_frozen = False  # never published, or unpublished since
         if not is_frozen:
@@ -289,9 +284,7 @@ class Freezer:
             _log.error("a filesystem stays frozen", extra={**extra, "error": err})
 
     async def keep_recovering(self) -> None:
-        """Thaw what is left, or wait until a guest has thawed by itself: now and whenever a thaw failed or did not
-        reach its guest, until cancelled.
-        """
+        """Thaw what is left, now and whenever a thaw failed or did not reach its guest, until cancelled."""
         async with asyncio.TaskGroup() as group:
             while True:
                 self._more.clear()
@@ -317,7 +310,7 @@ class Freezer:
                 break
             except errors.PeerUnavailable:
                 # a guest has thawed by itself then, a filesystem of this host never does
-                if intent.target and number * _PAUSE_S >= self._limit_s:
+                if intent.target and number * _PAUSE_S >= self.limit_s:
                     break
                 await asyncio.sleep(_PAUSE_S)
             except errors.CrustError as err:

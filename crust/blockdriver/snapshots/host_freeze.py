@@ -18,7 +18,7 @@ import re
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from crust.blockdriver.engines.pool_access import NodeAccess
 from crust.blockdriver.host import device_mounts, fsfreeze
@@ -128,17 +128,17 @@ def _still_frozen(volume_id: volumes.VolumeId, cause: errors.CrustError) -> erro
     return error
 
 
+@dataclass(eq=False)
 class HostFreezes:
-    """The filesystems that are frozen for one copy, from the first `freeze` on for at most `limit_s`."""
+    """The filesystems that are frozen for one copy, from the first `freeze` on for at most so many seconds."""
 
-    def __init__(self, limit_s: float) -> None:
-        self._limit_s = limit_s
-        self._guard = threading.Lock()
-        self._frozen: dict[volumes.VolumeId, fsfreeze.Freeze] = {}
-        self._failed: dict[volumes.VolumeId, errors.CrustError] = {}
-        self._thawed_early: set[volumes.VolumeId] = set()
-        self._timer: threading.Timer | None = None
-        self._has_ended = False
+    _limit_s: float
+    _guard: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _frozen: dict[volumes.VolumeId, fsfreeze.Freeze] = field(default_factory=dict, init=False)
+    _failed: dict[volumes.VolumeId, errors.CrustError] = field(default_factory=dict, init=False)
+    _thawed_early: set[volumes.VolumeId] = field(default_factory=set, init=False)
+    _timer: threading.Timer | None = field(default=None, init=False)
+    _has_ended: bool = field(default=False, init=False)
 
     def __enter__(self) -> "HostFreezes":
         return self

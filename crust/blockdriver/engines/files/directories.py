@@ -56,11 +56,11 @@ _LOCKS = 64
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
 class Reserve:
-    """The file at `path`, on the filesystem of the pool."""
+    """The file at a path on the filesystem of the pool."""
 
-    def __init__(self, path: Place) -> None:
-        self._path = path
+    _path: Place
 
     def change(self, change: Callable[[], None]) -> None:
         """Make a change, again with the reserve's blocks if the disk is full."""
@@ -107,18 +107,16 @@ class Staged:
         self.is_committed = True
 
 
+@dataclass(frozen=True, slots=True)
 class Directories:
-    """The directories of the volumes or sets whose record is of `kind`. `is_id`: whether a text is such an id in this
-    pool. A removal on a full disk gets the blocks of the `reserve`.
+    """The directories of the volumes or sets whose record is of that kind. `is_id`: whether a text is such an id in
+    this pool. A removal on a full disk gets the blocks of the reserve.
     """
 
-    def __init__(
-        self, directory: Place, kind: RecordKind, is_id: Callable[[str], bool], reserve: Reserve
-    ) -> None:
-        self.directory = directory
-        self._record = RECORDS[kind]
-        self.is_id = is_id
-        self._reserve = reserve
+    directory: Place
+    _kind: RecordKind
+    is_id: Callable[[str], bool]
+    _reserve: Reserve
 
     def open(self) -> None:
         """Remove volumes, sets and files that a crash left incomplete; the first step of a start.
@@ -181,7 +179,7 @@ class Directories:
     def remove(self, volume_or_set_id: str) -> None:
         """Remove the name, durably, then free the space; without a record it removes no file."""
         present = self.directory / volume_or_set_id
-        if not listing.exists(present / self._record):
+        if not listing.exists(present / RECORDS[self._kind]):
             durable.sync_directory(self.directory)  # an earlier removal may have failed at that
             return
         removed = self.directory / f"{_GONE}{volume_or_set_id}.{secrets.token_hex(4)}"
@@ -246,9 +244,7 @@ class FileRecords:
         return tuple(name for name in names if not name.startswith("."))
 
     def load(self, key: str) -> bytes | None:
-        """The record, without the spaces that fill its sector. Raises `durable.UntrustedFile`,
-        `durable.UnreadableFile`.
-        """
+        """The record without the spaces of its sector. Raises `durable.UntrustedFile`, `durable.UnreadableFile`."""
         # a read beside a write in place could see a part of each record
         path = self._path(key)
         with self._locks[hash(key) % _LOCKS], durable.opened(path, os.O_RDONLY) as fd:

@@ -38,7 +38,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from crust.blockdriver.engines.files.directories import Directories, VolumeDirectories
@@ -84,7 +84,7 @@ class Counted:
         )
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class _Family:
     """The ids of volumes and sets whose files may share blocks, and the numbers that count for them."""
 
@@ -98,46 +98,37 @@ class _Family:
     """Before it changed contents cause no look."""
 
 
+@dataclass(eq=False)
 class OwnBlocks:
-    """The blocks of the pool with `directories` and `sets`. Safe from any thread.
+    """The blocks of the pool with these directories and sets. Safe from any thread."""
 
-    `attached` names the volumes that can be written to. `clones` says whether files may share blocks.
-    """
-
-    def __init__(
-        self,
-        directories: VolumeDirectories,
-        sets: Directories,
-        attached: Callable[[], Iterable[str]],
-        *,
-        clones: Callable[[], bool],
-        is_btrfs: Callable[[], bool],
-    ) -> None:
-        self._directories = directories
-        self._sets = sets
-        self._attached = attached
-        self._clones = clones
-        self._is_btrfs = is_btrfs
-        self._guard = threading.Lock()
-        self._files: dict[str, tuple[_File, ...]] = {}
-        self._family_of: dict[str, _Family] = {}
-        self._full_at_s = -math.inf
-        self._making: dict[str, Place] = {}
-        """The directories of volumes and sets that are being made, by id."""
-        self._changing: Counter[str] = Counter()
-        """What may change now; and once more in the next call what may have changed."""
-        self._changed: set[str] = set()
-        self._were_attached: set[str] = set()
-        self._last_copy: dict[str, str] = {}
-        """The file of each volume's last snapshot."""
-        self._added: dict[str, int] = {}
-        """What sets have added to the bytes of snapshots since the last call."""
-        self._estimated: set[_Family] = set()
-        """The families that have changed since the last look at their extents."""
-        self._is_uncommitted = True
-        """Whether a file of the pool may have been deleted since the last commit."""
-        self._unseen: set[str] = set()
-        """The volumes and sets that could not be looked at; the next call tries again."""
+    _directories: VolumeDirectories
+    _sets: Directories
+    _attached: Callable[[], Iterable[str]]
+    """Names the volumes that can be written to."""
+    _clones: Callable[[], bool]
+    """Whether files may share blocks."""
+    _is_btrfs: Callable[[], bool]
+    _guard: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _files: dict[str, tuple[_File, ...]] = field(default_factory=dict, init=False)
+    _family_of: dict[str, _Family] = field(default_factory=dict, init=False)
+    _full_at_s: float = field(default=-math.inf, init=False)
+    _making: dict[str, Place] = field(default_factory=dict, init=False)
+    """The directories of volumes and sets that are being made, by id."""
+    _changing: Counter[str] = field(default_factory=Counter, init=False)
+    """What may change now; and once more in the next call what may have changed."""
+    _changed: set[str] = field(default_factory=set, init=False)
+    _were_attached: set[str] = field(default_factory=set, init=False)
+    _last_copy: dict[str, str] = field(default_factory=dict, init=False)
+    """The file of each volume's last snapshot."""
+    _added: dict[str, int] = field(default_factory=dict, init=False)
+    """What sets have added to the bytes of snapshots since the last call."""
+    _estimated: set[_Family] = field(default_factory=set, init=False)
+    """The families that have changed since the last look at their extents."""
+    _is_uncommitted: bool = field(default=True, init=False)
+    """Whether a file of the pool may have been deleted since the last commit."""
+    _unseen: set[str] = field(default_factory=set, init=False)
+    """The volumes and sets that could not be looked at; the next call tries again."""
 
     def forget(self) -> None:
         """Know no file any more, as at a start."""
@@ -162,9 +153,7 @@ class OwnBlocks:
 
     @contextmanager
     def making(self, volume_or_set_id: str, home: Place) -> Iterator[None]:
-        """Count a volume or set that is being made in `home`, inside the block: as `own`, and not as snapshots. The
-        block stands inside one of `changing`.
-        """
+        """Count what is being made in `home` as `own`, and not as snapshots; inside a block of `changing`."""
         with self._guard:
             self._making[volume_or_set_id] = home
             self._drop(volume_or_set_id)

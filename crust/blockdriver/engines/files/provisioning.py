@@ -173,8 +173,8 @@ class FileProvisioning:
             directories,
             sets,
             access.attached_here,
-            clones=self.copies_at_once,
-            is_btrfs=lambda: access.is_btrfs,
+            self.copies_at_once,
+            lambda: access.is_btrfs,
         )
         self._clones: bool | None = None
 

@@ -73,7 +73,7 @@ async def test_snapshot_that_takes_too_long_is_thawed_and_fails(
         # A writer waits until the filesystem is thawed, which only the timer does now.
         write(target, "after", b"x")
 
-    monkeypatch.setattr(copying.driver.controller.snapshots.freezer, "_limit_s", 0.2)
+    monkeypatch.setattr(copying.driver.controller.snapshots.freezer, "limit_s", 0.2)
     monkeypatch.setattr(NewFileSnapshotSet, "take", slowly)
     with raised("FrozenTooLong"):
         await copying.co.snapshot(source)
