@@ -75,9 +75,7 @@ class PoolWatch:
             raise self.problem
 
     async def keep_looking(self) -> None:
-        """Look now and every period, until cancelled; a look that has begun ends first, because its thread goes on
-        anyway.
-        """
+        """Look now and every period, until cancelled; a begun look ends first: its thread goes on anyway."""
         while True:
             look = asyncio.create_task(self.look())
             try:

@@ -100,9 +100,7 @@ async def part(
 
 @asynccontextmanager
 async def _pool(driver: Driver, daemon: Daemon, wait_s: float | None) -> AsyncIterator[PoolWatch]:
-    """The driver of one pool, watched while the block runs; raises as `running`. A disk that hangs delays the start
-    by `wait_s`.
-    """
+    """The driver of one pool, watched; raises as `running`. A disk that hangs delays the start by `wait_s`."""
     async with AsyncExitStack() as stack:
         # dozens of unmounts on a slow disk take all threads, and end: no reason for a restart
         threads = WorkerWatch(driver.workers, driver.stores.running, daemon.health, is_fatal=False)

@@ -115,9 +115,7 @@ class ControllerLock:
             raise
 
     def admit(self, ioctx: Ioctx, address: str, blocklist: BlocklistClient) -> None:
-        """Put the address of a new client into the lock, before its use, if this is the active controller. Raises
-        `ControllerReplaced`.
-        """
+        """If this controller is active, put a new client's address into the lock. Raises `ControllerReplaced`."""
         while self.is_ours:
             if self._put(ioctx, self._own(ioctx), address, blocklist):
                 return

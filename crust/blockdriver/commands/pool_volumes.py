@@ -24,10 +24,7 @@ TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class PoolVolume:
-    """A volume of a pool. `pods` are names, or UIDs if the CO does not send names.
-
-    `state` is `unused` if this node knows no user of the volume.
-    """
+    """A volume of a pool. `pods` are names or UIDs; `state` is `unused` if this node knows no user."""
 
     pv: str
     pods: tuple[str, ...]

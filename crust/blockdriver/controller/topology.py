@@ -60,17 +60,12 @@ def segments(values: Mapping[str, str]) -> Segments:
 
 
 def is_here(place: Segments, segment: str) -> bool:
-    """Whether `place` is this node; always true for a pool that every node reaches (`segment` is empty).
-
-    Segments with other keys are unknown to this driver.
-    """
+    """Whether `place` is this node; always for a pool that every node reaches. Other keys are unknown here."""
     return not segment or place == ((KEY, segment),)
 
 
 def is_met(requisite: tuple[Segments, ...], preferred: tuple[Segments, ...], segment: str) -> bool:
-    """Whether a volume of this node meets a requirement, of which preferences are no part. Raises `InvalidTopology`
-    if the two lists contradict each other.
-    """
+    """Whether a volume of this node meets a requirement; preferences are no part. Raises `InvalidTopology`."""
     if requisite and not set(preferred) <= set(requisite):
         raise InvalidTopology("a preferred topology is not among the requisite ones")
     return not requisite or any(is_here(place, segment) for place in requisite)

@@ -140,9 +140,7 @@ class PoolHome(Protocol):
         """The pool's ids, after `open`."""
 
     def find(self) -> None:
-        """Check that the right pool is at its place, or may be made there; no change. Raises `PoolAbsent`,
-        `UnknownPoolLayout`.
-        """
+        """Check that the right pool is there, or may be made; no change. Raises `PoolAbsent`, `UnknownPoolLayout`."""
 
     def lock(self) -> None:
         """Take the pool's lock, for one process, until `let_go`. Raises `locks.LockHeld`, `ControllerStandsBy`."""
@@ -273,9 +271,7 @@ class NodeAccess(Protocol):
         """
 
     def host_device(self, volume_id: volumes.VolumeId) -> Attachment | None:
-        """The attachment, if this host itself has a device of the volume, whatever its image is now. Asks this host
-        alone, and no storage.
-        """
+        """The attachment, if this host has a device of the volume, whatever its image is now. Asks no storage."""
 
     def orphans(self) -> tuple[Attachment, ...]:
         """Attachments that this engine made for volumes or images that were removed since; no others."""

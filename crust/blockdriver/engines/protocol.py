@@ -132,17 +132,13 @@ class Uncommitted(Protocol):
 
 
 class NewVolume(Uncommitted, Protocol):
-    """A volume during its creation; `commit` takes its volume record and its content record. Each of the other calls
-    gives it an image.
-    """
+    """A volume during its creation; `commit` takes its two records. Each of the other calls gives it an image."""
 
     def create(self, size_bytes: int) -> None:
         """An image that reads as zeros. Raises `Exhausted`, `ForeignImage`."""
 
     def allocate(self, size_bytes: int) -> None:
-        """Give the image all of its blocks, which it shares with none; only where there is no `thick_obstacle`.
-        Raises `Exhausted`.
-        """
+        """Give the image all of its blocks, shared with none; only without a `thick_obstacle`. Raises `Exhausted`."""
 
     def restore(self, image: Image, size_bytes: int) -> None:
         """The image of a snapshot, with zeros after it up to `size_bytes`. Raises `SnapshotMissing`, `Exhausted`,
@@ -191,9 +187,7 @@ class Provisioning(Protocol):
     """The size of the largest possible volume, at any free capacity (`Exhausted` is about that)."""
 
     def open(self) -> None:
-        """Open the engine, and settle all volumes and sets; called once, before the records are read. The log has the
-        failures.
-        """
+        """Open, and settle all volumes and sets; once, before the records are read. The log has the failures."""
 
     def check_usable(self) -> None:
         """Raise `NotReady` if volumes cannot be made or attached now. Cheap: called every few seconds."""
@@ -257,22 +251,16 @@ class Provisioning(Protocol):
         """The image's size; 0 if there is no image. Raises an error if that is not seen."""
 
     def image_problem(self, volume_id: volumes.VolumeId, size_bytes: int) -> str:
-        """The problem of an image that should have `size_bytes`; empty if there is none. Raises `ImageMissing`,
-        `ImageReplaced`.
-        """
+        """The problem of an image of `size_bytes`; empty if there is none. Raises `ImageMissing`, `ImageReplaced`."""
 
     def copies_at_once(self) -> bool:
         """Whether snapshots and clones are atomic and immediate, also while the volume is written to."""
 
     def added_bytes(self, volume_id: volumes.VolumeId) -> int:
-        """The bytes that a snapshot of the volume would add to the pool's `snapshot_bytes` now: without those that
-        other snapshots have too.
-        """
+        """The bytes that a snapshot of the volume would add to the pool's `snapshot_bytes` now."""
 
     def cloned_bytes(self, volume_id: volumes.VolumeId) -> int:
-        """The free bytes that a clone of the volume needs beside its own size: what the volume cannot write over any
-        more once it shares it.
-        """
+        """The free bytes that a clone needs beside its own size: what its source then cannot write over."""
 
     def check_snapshot(self, image: Image) -> None:
         """Raise `SnapshotMissing` if a complete snapshot does not exist."""

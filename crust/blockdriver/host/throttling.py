@@ -55,9 +55,7 @@ class Throttle:
         """Where the hierarchy is mounted; empty until one is found."""
 
     def look(self) -> None:
-        """Find the hierarchy: once, before the first device is attached. A host may have several, and the controller
-        is in one of them.
-        """
+        """Find the hierarchy: once, before the first attach. A host may have several, one with the io controller."""
         with syscalls.translating("cannot look for control groups"):
             roots = (mount.target for mount in mountinfo.read_all() if mount.fs_type == "cgroup2")
             self._root = next(filter(_has_io, roots), "")

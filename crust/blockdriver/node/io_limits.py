@@ -35,9 +35,7 @@ class IoLimits:
     guests: Guests
 
     def check_limits(self, volume_id: volumes.VolumeId, limits: volumes.IoLimits) -> None:
-        """Raise the reason why this node cannot enforce other limits. Raises `throttling.CannotThrottle`,
-        NoRuntimeSocket.
-        """
+        """Raise `throttling.CannotThrottle` or NoRuntimeSocket if this node cannot enforce other limits."""
         if self.stores.node_state.deferred_targets(volume_id):
             self.guests.check_reachable()
         if limits != NONE and any(

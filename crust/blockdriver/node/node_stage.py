@@ -198,10 +198,7 @@ class FilesystemPreparation:
 
 
 def _check_users(due: Preparation, action: Action) -> None:
-    """Raise as `users.check` if a process has the device, which this driver holds: a plain open passes beside that.
-
-    The driver gave a new device to no user.
-    """
+    """Raise as `users.check`: a plain open passes beside this hold. The driver gave a new device to no user."""
     if not due.attachment.is_new:
         makes = action in (Action.MAKE, Action.CLEAR_AND_MAKE)
         purpose = Purpose.FORMAT if makes else Purpose.HOST

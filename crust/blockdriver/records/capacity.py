@@ -118,9 +118,7 @@ class PoolCapacity:
             self._aside[set_id] = added_bytes
 
     def _is_promised(self, volume_id: volumes.VolumeId) -> bool:
-        """Whether a snapshot of the volume needs free blocks: it is a copy, or the volume has a right to all of its
-        own.
-        """
+        """Whether a snapshot of the volume needs free blocks: as a copy, or by its right to all of its own."""
         summary = self._index.get(volume_id)
         has_right = self._overcommit <= 1 or (summary is not None and summary.thick)
         return (self._reserves_snapshots and has_right) or not self._provisioning.copies_at_once()

@@ -160,9 +160,7 @@ class Records(Generic[M]):
         return record
 
     def save(self, record: M) -> M:
-        """Write `record`, durably, in place of the bytes that it was read from, on a full disk too; returns the new
-        record. Raises `RecordChanged`.
-        """
+        """Replace, durably, the bytes that `record` was read from; returns the new one. Raises `RecordChanged`."""
         assert record.stored is not None
         written = record.model_copy(update={"revision": record.revision + 1})
         data = written.encode()

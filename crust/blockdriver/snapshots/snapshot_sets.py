@@ -48,10 +48,7 @@ class ContentChanged(errors.OperationPending):
 
 @dataclass(frozen=True, slots=True)
 class SnapshotSets:
-    """Takes, finds and deletes snapshots and groups. The caller locks the volumes and the set.
-
-    Methods that are not async block.
-    """
+    """Takes, finds and deletes snapshots and groups. The caller locks volumes and set. Plain methods block."""
 
     stores: Stores
     freezer: Freezer

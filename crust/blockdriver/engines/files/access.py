@@ -129,9 +129,7 @@ class FileAccess:
         self._known.pop(volume_id, None)
 
     def check_image(self, volume_id: volumes.VolumeId) -> None:
-        """Raise `ImageReplaced` if the volume's device has another file than the image; costs a look in memory
-        without a device.
-        """
+        """Raise `ImageReplaced` if the volume's device has another file than the image. Cheap without a device."""
         if volume_id in self._known:
             self._usable(volume_id)
 

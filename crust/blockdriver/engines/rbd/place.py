@@ -86,9 +86,7 @@ class Place:
 
     @contextmanager
     def turn(self, volume_id: str) -> Iterator[None]:
-        """Let one thread at a time change a volume's image and snapshots, by name: operations of the volume and of
-        its snapshots have different keys.
-        """
+        """Let one thread at a time change a volume's image and snapshots: their operations have different keys."""
         with self._guard:
             turn = self._turns.setdefault(volume_id, threading.Lock())
         with turn:

@@ -82,9 +82,7 @@ class Publish:
 
 
 def entry_of(request: Publish, fs_type: str, *, readonly: bool = False) -> Published:
-    """The node state entry for `request`, of a volume that may be `readonly` here. Raises the errors of
-    `mount_options`.
-    """
+    """The entry for `request`, of a volume that may be `readonly` here. Raises the errors of `mount_options`."""
     access = request.capability.access
     kind: Literal["mount", "block"] = "block"
     flags: tuple[str, ...] = ()

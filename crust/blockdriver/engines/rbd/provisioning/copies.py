@@ -99,9 +99,7 @@ class NewRbdVolume:
 
     @contextmanager
     def _finished(self, ioctx: Ioctx, size_bytes: int) -> Iterator[None]:
-        """Give the image that the block makes its size, and mark it as complete. Raises `ForeignImage` if there is an
-        image of that name.
-        """
+        """Give the image of the block its size, and the mark of a complete one. Raises `ForeignImage`."""
         librbd_objects.forget_removed(ioctx, self.volume_id)
         try:
             yield

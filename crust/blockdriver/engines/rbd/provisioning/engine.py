@@ -143,9 +143,7 @@ class RbdProvisioning(RbdSnapshots):
             yield making
 
     def remove(self, volume_id: volumes.VolumeId) -> None:
-        """To the trash, after an intent. Raises `StillAttached` while a client has the image open or a sandbox has
-        claimed it.
-        """
+        """To the trash, after an intent. Raises `StillAttached` while a client or a sandbox has the image."""
         state = self.volume_records.state(volume_id)
         if state.record is not None:
             with (

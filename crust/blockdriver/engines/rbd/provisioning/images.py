@@ -251,9 +251,7 @@ def own_objects(image: Image) -> list[Extent]:
 
 
 def written(image: Image, parts: Iterable[Extent], since: str | None = None) -> list[Extent]:
-    """The bytes of these parts that the image's own objects hold; or those that were written or discarded since a
-    snapshot. In order.
-    """
+    """The bytes of these parts in the image's own objects, or written or discarded since a snapshot. In order."""
     found: list[Extent] = []
 
     def note(offset: int, length: int, exists: bool) -> None:  # noqa: FBT001 - librbd calls it

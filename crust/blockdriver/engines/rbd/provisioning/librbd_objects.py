@@ -103,9 +103,7 @@ def _lowest(states: bytes) -> int:
 def read_object_map(
     ioctx: Ioctx, image_id: str, snapshot: int | None, most_objects: int
 ) -> ObjectMap:
-    """The object map of the image, or of the snapshot of that number. Raises HeaderUnreadable, and the binding's own
-    errors.
-    """
+    """The object map of the image, or of a snapshot by its number. Raises HeaderUnreadable, the binding's errors."""
     name = f"rbd_object_map.{image_id}" + ("" if snapshot is None else f".{snapshot:016x}")
     answer = _call(ioctx, name, "object_map_load", length=most_objects // 3 + _LEAST_ANSWER)
     try:

@@ -86,9 +86,7 @@ def object_bytes(image: Image) -> int:
 
 
 class SnapshotBytes:
-    """The number for `place`. Safe from any thread. `removed` is called after the removal of a snapshot, with its
-    `key`.
-    """
+    """The number for `place`. Safe from any thread. `removed` is called with the `key` of a removed snapshot."""
 
     def __init__(self, place: Place, removed: Callable[[str], object]) -> None:
         self._place = place
