@@ -109,19 +109,19 @@ class NodeFile(pydantic.BaseModel):
 _NOTHING = NodeFile()
 
 
+@dataclass(eq=False)
 class NodeState:
-    """The volumes of this boot, in the directory `run_dir`, and their attachments by the engine's `access`.
+    """The volumes of this boot, in the run directory, and their attachments by the engine's `access`.
 
     Safe to use from several threads; one call per volume at a time changes its file.
     """
 
-    def __init__(self, run_dir: str, access: NodeAccess) -> None:
-        self.access = access
-        self._root = run_dir
-        self._boot = ""
-        self._guard = threading.Lock()
-        self._files: dict[str, NodeFile | errors.CrustError] = {}
-        """By volume, the last written file at the end; or the error why it cannot be read."""
+    _root: str
+    access: NodeAccess
+    _boot: str = field(default="", init=False)
+    _guard: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _files: dict[str, NodeFile | errors.CrustError] = field(default_factory=dict, init=False)
+    """By volume, the last written file at the end; or the error why it cannot be read."""
 
     def open(self, boot_id: str) -> None:
         """Create the directories, remove files of other boots, read those of this one."""

@@ -19,7 +19,7 @@ import fnmatch
 import hashlib
 import os
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from crust.blockdriver.engines.files.directories import VolumeDirectories
 from crust.blockdriver.engines.pool_access import READ_WRITE, Access, Attachment
@@ -35,16 +35,16 @@ _TAG_ID_BYTES = 44
 """The kernel keeps 63 bytes of a tag; the pool's part of it takes 19."""
 
 
+@dataclass(eq=False)
 class FileAccess:
     """The loop devices of a pool's images."""
 
-    def __init__(self, directories: VolumeDirectories) -> None:
-        self._directories = directories
-        self._known: dict[volumes.VolumeId, loop.LoopDevice] = {}
-        self._tag = ""
-        """The tag of this pool's loop devices, to which the end of the volume's id is appended."""
-        self.is_btrfs = False
-        """Whether the pool is on btrfs, from `open` on."""
+    _directories: VolumeDirectories
+    _known: dict[volumes.VolumeId, loop.LoopDevice] = field(default_factory=dict, init=False)
+    _tag: str = field(default="", init=False)
+    """The tag of this pool's loop devices, to which the end of the volume's id is appended."""
+    is_btrfs: bool = field(default=False, init=False)
+    """Whether the pool is on btrfs, from `open` on."""
 
     def open(self) -> None:
         """Find the attached volumes of the pool, whose directory exists."""
