@@ -6,7 +6,7 @@ carries. A PersistentVolume made by hand has them as volumeAttributes. Proxy, sh
 
 import enum
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from typing import Literal
 
 from crust.core import errors, volumes
@@ -209,9 +209,10 @@ def is_inline(context: Mapping[str, str], volume_id: str = "") -> bool:
     return context.get(INLINE) == "true" or _INLINE_ID.fullmatch(volume_id) is not None
 
 
-def without(context: Mapping[str, str]) -> dict[str, str]:
-    """The keys that are not crust's."""
-    return {key: value for key, value in context.items() if not key.startswith(PREFIX)}
+def remove(context: MutableMapping[str, str]) -> None:
+    """Remove crust's keys from parameters or from a volume context."""
+    for key in [name for name in context if name.startswith(PREFIX)]:
+        del context[key]
 
 
 def _number(context: Mapping[str, str], key: str) -> int | None:

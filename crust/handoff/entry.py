@@ -24,7 +24,7 @@ from crust.handoff.claims import Claim
 from crust.handoff.layout import EntryPaths, Layout
 from crust.handoff.mount_info import Reserved, reserved
 from crust.handoff.record import Record
-from crust.host.files import durable
+from crust.host.files import durable, listing
 from crust.host.process import syscalls
 
 
@@ -105,7 +105,7 @@ def read(paths: EntryPaths) -> Entry | None:
         return Entry(
             paths.digest, paths.directory, None, error, claim, claim_error, reserved=reservation
         )
-    unknown = tuple(filter(layout.is_unknown, names(paths.directory)))
+    unknown = tuple(filter(layout.is_unknown, listing.names(paths.directory)))
     claim, claim_error = _claim_of(paths)
     return Entry(paths.digest, paths.directory, record, None, claim, claim_error, unknown)
 
@@ -122,17 +122,8 @@ def read_name(root: Layout, name: str) -> Entry | None:
 
 def scan(root: Layout) -> Iterator[Entry]:
     """Everything visible in the root, by name; nothing if there is no root."""
-    visible = (read_name(root, name) for name in names(root.root))
+    visible = (read_name(root, name) for name in listing.names(root.root))
     return (entry for entry in visible if entry is not None)
-
-
-def names(directory: str) -> list[str]:
-    """The names in a directory, sorted; none if it is not there."""
-    with syscalls.translating(f"cannot list {directory}"):
-        try:
-            return sorted(os.listdir(directory))
-        except FileNotFoundError:
-            return []
 
 
 def reserved_by(paths: EntryPaths) -> Reserved | None:

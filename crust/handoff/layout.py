@@ -111,7 +111,6 @@ def is_hidden(name: str) -> bool:
 
 
 def is_temporary(name: str) -> bool:
-    """Whether it names an entry that is being built or removed."""
     return name.startswith((_STAGING, _GONE))
 
 

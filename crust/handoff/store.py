@@ -27,7 +27,7 @@ from crust.handoff import claims, directories, layout
 from crust.handoff import entry as entries
 from crust.handoff.claims import NotPublished
 from crust.handoff.directories import UntrustedDirectory
-from crust.handoff.entry import Entry, UnknownHandoffFile, names
+from crust.handoff.entry import Entry, UnknownHandoffFile
 from crust.handoff.layout import EntryPaths, Layout
 from crust.handoff.record import Record
 from crust.host.files import durable, listing, locks
@@ -212,7 +212,7 @@ class Store:
         A target that an interrupted unpublish has not cleared is cleared first; if that fails, its entry is there
         again. Directories with unknown names are kept. Only the directory's writer may call this, before it writes.
         """
-        for name in names(self.root):
+        for name in listing.names(self.root):
             if (digest := layout.digest_to_clear(name)) is None:
                 continue
             gone = self.layout.entry(digest, name)
@@ -226,8 +226,9 @@ class Store:
                 extra = {"entry": digest, "error": str(error)}
                 _log.error("an interrupted unpublish cannot be finished", extra=extra)
                 _put_back(gone.directory, directory)
-        orphans = [f"{self.root}/{name}" for name in names(self.root) if layout.is_temporary(name)]
-        return tuple(path for path in orphans if not _delete_files(path))
+        orphans = filter(layout.is_temporary, listing.names(self.root))
+        paths = [f"{self.root}/{name}" for name in orphans]
+        return tuple(path for path in paths if not _delete_files(path))
 
     def _replace(self, entry: Entry, record: Record) -> Entry:
         new = record.replaced(generation=entry.require().crust.generation + 1)
@@ -275,15 +276,14 @@ def _delete_files(directory: str) -> bool:
 
     Only known names are deleted, and never recursively: unknown names stay for a person to look at.
     """
-    for name in names(directory):
+    for name in listing.names(directory):
         if layout.is_unknown(name):
             continue
         # FileNotFoundError: already deleted. IsADirectoryError: crust creates none there, so it is kept.
         harmless = contextlib.suppress(FileNotFoundError, IsADirectoryError)
         with syscalls.translating(f"cannot remove {directory}/{name}"), harmless:
             os.unlink(f"{directory}/{name}")
-    kept = names(directory)
-    if kept:
+    if kept := listing.names(directory):
         _log.warning(
             "kept a directory with unknown files", extra={"directory": directory, "names": kept}
         )

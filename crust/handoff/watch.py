@@ -170,7 +170,6 @@ class _EventBridge(watchdog_events.FileSystemEventHandler):
         self._watch = watch
 
     def on_any_event(self, event: watchdog_events.FileSystemEvent) -> None:
-        """Cause a hint."""
         if (
             isinstance(event, watchdog_events.DirDeletedEvent)
             and event.src_path == self._watch.root
@@ -194,5 +193,4 @@ class _OverflowListener(logging.Handler):
         self._watch = watch
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Cause a hint. Other log handlers write the message."""
         self._watch.notify()

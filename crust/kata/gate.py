@@ -82,13 +82,11 @@ class KataGate:
         self._withdrawing: dict[str, asyncio.Task[None]] = {}
 
     async def create(self, pod: Pod, container: Container, deadline_s: float) -> None:
-        """See `nri.Gate`."""
         for created in self._created:
             created.add(_user(container))
         await self._do(self._create, pod, container, deadline_s)
 
     async def start(self, pod: Pod, container: Container, deadline_s: float) -> None:
-        """See `nri.Gate`."""
         await self._do(self._start, pod, container, deadline_s)
 
     async def _do(self, step: Step, pod: Pod, container: Container, deadline_s: float) -> None:
@@ -115,7 +113,6 @@ class KataGate:
         )
 
     async def ended(self, container: Container) -> None:
-        """See `nri.Gate`."""
         self.uses.ended(container.id)
         self._tell(container.id, None)
         sandbox_id = container.pod_id
@@ -135,7 +132,6 @@ class KataGate:
         del self._withdrawing[sandbox_id]  # with no await since the last look: no end is missed
 
     async def synchronize(self, pods: dict[str, Pod], containers: list[Container]) -> None:
-        """See `nri.Gate`."""
         created: set[User] = set()  # from now on: the engine creates no container before this
         self._created.append(created)
         try:

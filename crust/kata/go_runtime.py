@@ -34,7 +34,6 @@ class GoRuntime(evidence.KataBuild):
     kind = Kind.GO
 
     def vm_of(self, sandbox_id: str, engine_pid: int = 0) -> int:
-        """See `evidence.KataBuild`."""
         evidence.check_id(sandbox_id)
         pid = self._read(f"{sandbox_id}/persist.json", sandbox_id, _pid)
         evidence.check_machine(sandbox_id, pid, engine_pid)
@@ -61,7 +60,6 @@ class GoRuntime(evidence.KataBuild):
     def check_mounted(
         self, sandbox_id: str, pid: int, container_id: str, destination: str, record: Record
     ) -> None:
-        """See `evidence.KataBuild`."""
         evidence.check_id(sandbox_id)
         evidence.check_id(container_id)
         path = f"{sandbox_id}/{container_id}/persist.json"
@@ -74,7 +72,6 @@ class GoRuntime(evidence.KataBuild):
         raise evidence.not_attached(record, sandbox_id, why)
 
     async def stats(self, record: Record, use: Use) -> volumes.VolumeStats:
-        """See `evidence.KataBuild`."""
         device = await workers.run(os.path.realpath, record.device)
         quoted = urllib.parse.quote(urllib.parse.quote(device, safe=""), safe="")  # decoded twice
         socket = f"{self.root}/{use.sandbox_id}/shim-monitor.sock"

@@ -219,7 +219,6 @@ class Grants:
         return record if is_named or is_open else None
 
     def _is_unheld(self, sandbox: Sandbox, record: Record) -> bool:
-        """Whether the sandbox uses the volume, and nothing holds the claim."""
         volume = self.store.read(record.target)
         return volume is not None and not volume.live and self._used_by(sandbox, volume) is not None
 

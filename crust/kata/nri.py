@@ -128,8 +128,6 @@ def _unavailable(failure: str, err: OSError) -> errors.CrustError:
 
 
 class _Session:
-    """One connection to the engine."""
-
     def __init__(
         self,
         reader: asyncio.StreamReader,
@@ -145,7 +143,6 @@ class _Session:
         self._containers: list[Container] = []
 
     async def answer_calls(self) -> None:
-        """Answer until the engine closes the connection."""
         registration = nri_pb2.RegisterPluginRequest(plugin_name=NAME, plugin_idx=INDEX)
         self._send(mux.PLUGIN_CALLS, ttrpc.request(1, _RUNTIME, "RegisterPlugin", registration))
         frames = mux.decoder()

@@ -26,17 +26,10 @@ from crust.host.process import syscalls
 from crust.kata.evidence import Kind
 from crust.kata.settings import KataRuntime
 
-FEATURES = frozenset(
-    {
-        HandlerFeature.READ_ONLY,
-        HandlerFeature.GROUP,
-        HandlerFeature.GROUP_CHANGE_POLICY,
-        HandlerFeature.STATS,
-    }
-)
-"""The features of Kata's Go runtime for a direct volume, with every hypervisor."""
 FEATURES_RS = frozenset({HandlerFeature.READ_ONLY, HandlerFeature.STATS})
 """The features of runtime-rs since 4.0: it never applies a group."""
+FEATURES = FEATURES_RS | {HandlerFeature.GROUP, HandlerFeature.GROUP_CHANGE_POLICY}
+"""The features of Kata's Go runtime for a direct volume, with every hypervisor."""
 
 _DROP_INS = "config.d"
 _VERSION_S = 5.0
@@ -174,7 +167,6 @@ def check_configuration(runtime: KataRuntime, configuration: dict[str, Any]) -> 
 
 
 def _check_hypervisor(path: Path, kind: Kind, name: str, hypervisor: dict[str, Any]) -> None:
-    """Raise KataUnfit for a hypervisor that cannot work."""
     table = f"[hypervisor.{name}]"
     forbids = hypervisor.get("disable_block_device_use", kind is Kind.GO) is not False
     lacks_disk = "share the host's directory" if kind is Kind.GO else "attach no disk"
@@ -229,7 +221,6 @@ def _driver(kind: Kind, hypervisor: dict[str, Any]) -> str:
 
 
 def _check_proven(path: Path, kind: Kind, name: str, hypervisor: dict[str, Any]) -> None:
-    """Raise KataUnfit for a hypervisor that may work, and was not tested."""
     hypervisors = tuple(proven for of, proven in _PROVEN_DRIVERS if of is kind)
     for key, value, proven in (
         ("the hypervisor", name, hypervisors),

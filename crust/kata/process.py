@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 
 import crust
@@ -61,14 +62,9 @@ async def running(settings: KataSettings) -> AsyncIterator[Daemon]:
         requests = await workers.run(_requests, settings, configurations, report)
         store, entries = Store(settings.volumes_root), KataEntries(settings.kata_volumes)
         await workers.run(entries.open)
-        runtimes = Runtimes(
-            [
-                GoRuntime(settings.kata_sandboxes),
-                RustRuntime(settings.kata_rs_sandboxes, settings.kata_shares),
-            ]
-        )
+        rust_runtime = RustRuntime(settings.kata_rs_sandboxes, settings.kata_shares)
+        runtimes = Runtimes([GoRuntime(settings.kata_sandboxes), rust_runtime])
         grants = Grants(store, run_dir / "keepers", entries)
-
         watch = KeeperWatch(grants, runtimes)
         await watch.look_at_keepers()
         await workers.run(grants.hide_unclaimed)
@@ -100,13 +96,10 @@ def _reporting(daemon: Daemon) -> Report:
     loop = asyncio.get_running_loop()
 
     def report(part: str, problem: errors.CrustError | None) -> None:
-        loop.call_soon_threadsafe(_report, daemon, part, problem)
+        told = partial(daemon.health.report, part, problem, is_fatal=False)
+        loop.call_soon_threadsafe(told)
 
     return report
-
-
-def _report(daemon: Daemon, part: str, problem: errors.CrustError | None) -> None:
-    daemon.health.report(part, problem, is_fatal=False)
 
 
 def _requests(
@@ -138,8 +131,6 @@ def _requests(
 
 
 class _Plugin:
-    """The connection to the container engine, made again when it ends."""
-
     def __init__(self, socket: str, gate: nri.Gate, daemon: Daemon) -> None:
         self._socket, self._gate, self._daemon = socket, gate, daemon
         self.is_registered = asyncio.Event()
@@ -150,9 +141,9 @@ class _Plugin:
             try:
                 await nri.serve(self._socket, self._gate, self._on_registered)
             except errors.CrustError as error:
-                _report(self._daemon, "container engine", error)
+                self._daemon.health.report("container engine", error, is_fatal=False)
             await asyncio.sleep(_PAUSE_S)
 
     def _on_registered(self) -> None:
         self.is_registered.set()
-        _report(self._daemon, "container engine", None)
+        self._daemon.health.report("container engine", None, is_fatal=False)

@@ -59,7 +59,6 @@ class RustRuntime(evidence.KataBuild):
     shares: str
 
     def vm_of(self, sandbox_id: str, engine_pid: int = 0) -> int:
-        """See `evidence.KataBuild`."""
         evidence.check_id(sandbox_id)
         path = f"{self.root}/{sandbox_id}/ch-api.sock"
         pid = sockets.listener(path)
@@ -74,7 +73,6 @@ class RustRuntime(evidence.KataBuild):
     def check_attachable(
         self, sandbox_id: str, pid: int, record: Record, mounts: int, until_s: float
     ) -> None:
-        """See `evidence.KataBuild`."""
         if record.readonly and not devices.is_readonly(record.device):
             raise errors.NotReady.named(
                 "DeviceWritable",
@@ -111,7 +109,6 @@ class RustRuntime(evidence.KataBuild):
     def guest_paths(
         self, sandbox_id: str, destinations: Sequence[str], *, just_made: bool
     ) -> list[str]:
-        """See `evidence.KataBuild`."""
         lasts = Counter(map(_last, destinations))
         paths = []
         for destination in destinations:
@@ -123,7 +120,6 @@ class RustRuntime(evidence.KataBuild):
         return paths
 
     async def stats(self, record: Record, use: Use) -> volumes.VolumeStats:
-        """See `evidence.KataBuild`."""
         if not use.guest_path:
             raise ValueError("the volume's mount in the guest cannot be distinguished from others")
         async with asyncio.timeout(shim_socket.ANSWER_S):

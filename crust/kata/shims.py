@@ -74,7 +74,6 @@ class Shims:
 
 
 def orphaned(sandbox_id: str, vm_pid: int) -> errors.CrustError:
-    """The error of a sandbox whose shim has ended."""
     return errors.NotReady.named(
         "SandboxOrphaned",
         f"sandbox {sandbox_id} is lost to its container engine",

@@ -35,8 +35,6 @@ class Attempt:
 
 
 class VolumeWork:
-    """The work that runs, by the names of Kata's entries."""
-
     def __init__(self) -> None:
         self._running: dict[str, str] = {}
         """The container whose call works on the volume, by the name of its entry."""

@@ -263,8 +263,6 @@ class _Put:
 
 
 class _Client:
-    """A connection, with the received part of a request."""
-
     def __init__(self, client_socket: socket.socket) -> None:
         self.socket = client_socket
         self._data = b""
@@ -314,7 +312,6 @@ def pid_of(pidfd: int) -> int:
 
 
 def _wait(*fds: int, timeout_ms: int | None = None) -> set[int]:
-    """The readable descriptors; empty after the timeout."""
     poll = select.poll()
     for fd in fds:
         poll.register(fd, select.POLLIN)

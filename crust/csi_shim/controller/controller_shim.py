@@ -21,7 +21,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from crust.core import errors
+from crust.core import deferral_keys, errors
 from crust.csi_shim.controller import created_volume
 from crust.csi_shim.settings import DetachAccess, ShimSettings
 from crust.host.process import workers
@@ -57,7 +57,6 @@ class ControllerShim:
         self._stub = stub(csi_pb2_grpc.ControllerStub, driver.port)
 
     def methods(self) -> Methods:
-        """The methods that are looked at; all others pass."""
         methods: dict[str, _Own] = {
             "CreateVolume": self._create,
             "GetCapacity": self._capacity,
@@ -71,7 +70,6 @@ class ControllerShim:
         )
 
     async def _or_pass(self, method: _Own, request: Message, data: bytes, call: Call) -> bytes:
-        """The answer of `method`; if it has none, the driver's."""
         response = await method(request, call)
         if response is None:
             return await self._driver.port.forward(call, data)
@@ -90,7 +88,7 @@ class ControllerShim:
             return None
         if created_volume.is_block(request.parameters):
             created_volume.as_block(request.volume_capabilities)
-        created_volume.remove_keys(request.parameters)
+        deferral_keys.remove(request.parameters)
         return await self._stub.GetCapacity(request, **call.onward())
 
     async def _publish(
@@ -100,7 +98,7 @@ class ControllerShim:
             return None
         if created_volume.is_block(request.volume_context):
             created_volume.as_block([request.volume_capability])
-        created_volume.remove_keys(request.volume_context)
+        deferral_keys.remove(request.volume_context)
         return await self._stub.ControllerPublishVolume(request, **call.onward())
 
     async def _unpublish(
@@ -125,8 +123,8 @@ class ControllerShim:
         is_deferred = created_volume.is_block(request.volume_context)
         sent = csi_pb2.ValidateVolumeCapabilitiesRequest()
         sent.CopyFrom(request)
-        created_volume.remove_keys(sent.volume_context)
-        created_volume.remove_keys(sent.parameters)
+        deferral_keys.remove(sent.volume_context)
+        deferral_keys.remove(sent.parameters)
         if is_deferred:
             created_volume.as_block(sent.volume_capabilities)
         answer = await self._stub.ValidateVolumeCapabilities(sent, **call.onward())

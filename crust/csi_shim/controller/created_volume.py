@@ -10,7 +10,7 @@ kind at creation, and one driver formats a mount at creation. The shim checks th
 accept a mode for block that it refuses for mounts.
 """
 
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Iterable, Mapping
 
 from crust.core import deferral_keys, errors
 from crust.core.deferral_keys import Defer
@@ -74,7 +74,7 @@ def to_driver(
     """
     sent = csi_pb2.CreateVolumeRequest()
     sent.CopyFrom(request)
-    remove_keys(sent.parameters)
+    deferral_keys.remove(sent.parameters)
     mounts = [each for each in request.volume_capabilities if each.HasField("mount")]
     if not deferral_keys.may_defer(keys) or not mounts:
         return sent
@@ -118,9 +118,3 @@ def as_block(capabilities: Iterable[csi_pb2.VolumeCapability]) -> None:
     for capability in capabilities:
         if capability.HasField("mount"):
             capability.block.SetInParent()
-
-
-def remove_keys(context: MutableMapping[str, str]) -> None:
-    """Remove crust's keys from parameters or from a volume context."""
-    for key in [name for name in context if name.startswith(deferral_keys.PREFIX)]:
-        del context[key]

@@ -95,9 +95,7 @@ def _take_own_keys(
 ) -> None:
     if deferral_keys.ENCRYPTION in request.volume_context:
         request.secrets.pop(deferral_keys.PASSPHRASE, None)
-    kept = deferral_keys.without(request.volume_context)
-    request.ClearField("volume_context")
-    request.volume_context.update(kept)
+    deferral_keys.remove(request.volume_context)
 
 
 def unpublish_request(paths: PrivatePaths, leaf: str) -> csi_pb2.NodeUnpublishVolumeRequest:

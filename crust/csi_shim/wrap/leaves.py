@@ -18,14 +18,13 @@ from crust.core import errors, volumes
 from crust.csi_shim.wrap import private_directories, vendors
 from crust.csi_shim.wrap.private_directories import DriverDidNotCleanUp, PrivatePaths
 from crust.host.block import devices
+from crust.host.files import listing
 from crust.host.mounts import mountinfo
 from crust.host.process import syscalls
 from crust.rpc.status import DriverOutcome, Residue, Undo
 
 
 class Kind(enum.Enum):
-    """The kind of file at a leaf, for people."""
-
     ABSENT = "nothing"
     DEVICE = "a block device"
     FILE = "a file"
@@ -83,7 +82,6 @@ def residue_of(before: LeafUse, outcome: DriverOutcome, after: LeafState) -> Res
 
 
 def look(path: str) -> LeafState:
-    """Observe a leaf."""
     directory, name = os.path.split(path)
     real = os.path.join(os.path.realpath(directory), name)
     stack = mountinfo.stacked_at(real)
@@ -107,14 +105,7 @@ def _is_empty(directory: str) -> bool:
 
 
 def of(paths: PrivatePaths) -> tuple[str, ...]:
-    """The paths of the volume's leaves."""
-    with syscalls.translating(f"cannot list {paths.published}"):
-        try:
-            return tuple(
-                f"{paths.published}/{name}" for name in sorted(os.listdir(paths.published))
-            )
-        except FileNotFoundError:
-            return ()
+    return tuple(f"{paths.published}/{name}" for name in listing.names(paths.published))
 
 
 def is_in_use(paths: PrivatePaths) -> bool:

@@ -318,7 +318,6 @@ class NodeShim:
         call: Call,
         work: Callable[[], Coroutine[Any, Any, T]],
     ) -> T:
-        """Do the work of a request as the volume's operation."""
         return await self._operations.run(
             volume.paths.key.volume_id,
             type(request).__name__.removesuffix("Request"),
@@ -329,7 +328,6 @@ class NodeShim:
         )
 
     async def _look(self, volume: Volume, function: Callable[..., bool], *args: object) -> bool:
-        """The answer of `function` about paths of the volume."""
         return await self._operations.look(
             (function, args),
             partial(function, *args),
@@ -339,7 +337,6 @@ class NodeShim:
         )
 
     async def _has_volumes(self) -> bool:
-        """Whether there are deferred volumes: then the shim advertises its own calls for them."""
         root = self._wrapping.kubelet_root
         look = partial(private_directories.has_volumes, root)
         return await self._operations.look(root, look, timeout_s=_LOOK_S, fresh=True)
@@ -366,7 +363,6 @@ class NodeShim:
         return volumes.DriverName(self._driver_name)
 
     async def _capabilities(self, call: Call) -> frozenset[int]:
-        """The numbers of the driver's capabilities."""
         return await self._driver.node_capabilities(call.time_remaining())
 
     async def _pass(self, volume_id: str | None, data: bytes, call: Call) -> bytes:
@@ -377,6 +373,5 @@ class NodeShim:
 
 
 def _checked_path(request: csi_pb2.NodeExpandVolumeRequest) -> str:
-    """The path of an expansion. Raises `InvalidRequest`."""
     csi.volume_id_of_any_driver(request.volume_id)
     return volumes.TargetPath.parse(request.volume_path, role="volume_path").text

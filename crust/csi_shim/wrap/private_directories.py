@@ -84,14 +84,8 @@ class DriverDidNotCleanUp(errors.RuntimeFailed):
 
 def has_volumes(kubelet_root: str) -> bool:
     """Whether any volume of a wrapped driver is staged or published here."""
-    for directory in directories(kubelet_root):
-        with (
-            syscalls.translating(f"cannot list {directory}"),
-            contextlib.suppress(FileNotFoundError),
-        ):
-            if any(name.startswith(PREFIX) for name in os.listdir(directory)):
-                return True
-    return False
+    names = (name for each in directories(kubelet_root) for name in listing.names(each))
+    return any(name.startswith(PREFIX) for name in names)
 
 
 def is_staged(paths: PrivatePaths) -> bool:
@@ -110,11 +104,6 @@ def is_block(paths: PrivatePaths) -> bool:
     return not is_changing(paths) and listing.exists(paths.staging)
 
 
-def has_publishes(paths: PrivatePaths) -> bool:
-    """Whether the directory of the publishes exists."""
-    return listing.exists(paths.published)
-
-
 def has_leaf(paths: PrivatePaths, target: str) -> bool:
     """Whether a publish for the target has begun."""
     return listing.exists(paths.leaf(target))
@@ -122,12 +111,12 @@ def has_leaf(paths: PrivatePaths, target: str) -> bool:
 
 def is_private(paths: PrivatePaths, target: str, is_deferred: bool) -> bool:  # noqa: FBT001 - by position
     """Whether the target is published at a leaf, or may be."""
-    return has_leaf(paths, target) or is_staged(paths) or (is_deferred and has_publishes(paths))
+    return has_leaf(paths, target) or (is_wrapped(paths) if is_deferred else is_staged(paths))
 
 
 def is_wrapped(paths: PrivatePaths) -> bool:
     """Whether the volume is staged as block, or published so."""
-    return is_staged(paths) or has_publishes(paths)
+    return is_staged(paths) or listing.exists(paths.published)
 
 
 def had_secrets(paths: PrivatePaths) -> bool:
@@ -155,15 +144,14 @@ def begin_change(paths: PrivatePaths, *, secrets: bool) -> None:
 
 def end_change(paths: PrivatePaths) -> None:
     """The volume is staged as the rest of the record says."""
-    with syscalls.translating(f"cannot remove {paths.change}"):
-        try:
-            os.rmdir(paths.change)
-        except FileNotFoundError:
-            return
+    with (
+        syscalls.translating(f"cannot remove {paths.change}"),
+        contextlib.suppress(FileNotFoundError),
+    ):
+        os.rmdir(paths.change)
 
 
 def _make(path: str, *, secrets: bool) -> bool:
-    """Make a directory of the record; returns whether it is new."""
     mode = MODE | (stat.S_ISVTX if secrets else 0)
     with syscalls.translating(f"cannot make {path}"):
         os.makedirs(os.path.dirname(path), MODE, exist_ok=True)

@@ -28,6 +28,15 @@ def is_directory(path: str) -> bool:
     return status is not None and stat.S_ISDIR(status.st_mode)
 
 
+def names(directory: AnyPath) -> list[str]:
+    """The names in a directory, sorted; none if it is not there. Raises an error of crust."""
+    with syscalls.translating(f"cannot list {directory}"):
+        try:
+            return sorted(os.listdir(directory))
+        except FileNotFoundError:
+            return []
+
+
 def matching(root: AnyPath, pattern: str) -> list[Path]:
     """The paths below `root` that match the pattern part by part ("*/*.json"), sorted; hidden names too.
 
@@ -35,6 +44,6 @@ def matching(root: AnyPath, pattern: str) -> list[Path]:
     """
     name, _, below = pattern.partition("/")
     with syscalls.translating(f"cannot list {root}"):
-        names = fnmatch.filter(syscalls.names_in(os.fspath(root)), name)
-    paths = [Path(root, each) for each in sorted(names)]
+        found = fnmatch.filter(syscalls.names_in(os.fspath(root)), name)
+    paths = [Path(root, each) for each in sorted(found)]
     return [path for each in paths for path in matching(each, below)] if below else paths

@@ -189,8 +189,6 @@ class KeptVm:
 
 
 class _TakenByAnother(Exception):
-    """Another sandbox has the volume, or had it."""
-
     def __init__(self, reason: errors.CrustError) -> None:
         super().__init__(str(reason))
         self.reason = reason
