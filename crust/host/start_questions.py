@@ -31,16 +31,15 @@ def _way_to_a_target() -> None:
         os.close(syscalls.open_beneath(root, "."))
 
 
-def _confined_probe() -> None:
-    # A killed daemon would leave a new file, and bwrap(1) binds no file without a name: this one is there.
-    signatures.probe(__file__)
-
-
 OPEN_FILES: Question = ("open files of other processes", openers.openers)
 PROCESSES: Question = ("end of a process (pidfd_open)", _own_end)
 TARGETS: Question = ("way to a target (openat2)", _way_to_a_target)
 MOUNTS: Question = ("mount of a path (statx)", lambda: syscalls.mount_at("/"))
-CONFINED: Question = ("programs that parse a volume (bubblewrap)", _confined_probe)
+# A killed daemon would leave a new file, and bwrap(1) binds no file without a name: this one is there.
+CONFINED: Question = (
+    "programs that parse a volume (bubblewrap)",
+    lambda: signatures.probe(__file__),
+)
 SEALS: Question = ("targets that take no names (chattr +i)", sealed.try_to_seal)
 
 ON_NODE = (OPEN_FILES, PROCESSES, TARGETS, MOUNTS, CONFINED)
@@ -57,12 +56,9 @@ async def report(questions: Iterable[Question], health: Health) -> None:
     """
     health.report("excepted control groups", hidden.exception(), is_fatal=False)
     for name, ask in questions:
-        health.report(name, await workers.run(_problem, name, ask), is_fatal=False)
-
-
-def _problem(name: str, ask: Callable[[], object]) -> errors.CrustError | None:
-    try:
-        answers.seen(answers.ask(name, ask))
-    except errors.CrustError as error:
-        return error
-    return None
+        problem: errors.CrustError | None = None
+        try:
+            answers.seen(await workers.run(answers.ask, name, ask))
+        except errors.CrustError as error:
+            problem = error
+        health.report(name, problem, is_fatal=False)

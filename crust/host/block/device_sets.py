@@ -37,7 +37,6 @@ class DeviceSet:
         return cls(frozenset({identity}), frozenset({identity}))
 
     def shares_bytes_with(self, other: "DeviceSet") -> bool:
-        """Whether one of the two is related to the other."""
         return not (self.own.isdisjoint(other.related) and other.own.isdisjoint(self.related))
 
 

@@ -7,7 +7,6 @@ zeros through the device and not the backing file, so that no cache of the devic
 where the device can (fallocate(2)): BLKZEROOUT would allocate a loop device's complete file.
 """
 
-import ctypes
 import errno
 import fcntl
 import os
@@ -177,9 +176,7 @@ def write_back(path: str) -> None:
     It flushes no cache of a disk, so it does not replace `sync`.
     """
     with syscalls.opened(path, f"cannot write back {path}") as fd:
-        if _libc.sync_file_range(fd, 0, 0, _WAIT_WRITE_WAIT):
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number))
+        syscalls.sync_file_range(fd, 0, 0, _WAIT_WRITE_WAIT)
 
 
 def try_exclusive(path: str, access: int = os.O_RDONLY) -> int | None:
@@ -268,9 +265,6 @@ def _text(number: int) -> str:
 _BLKZEROOUT = 0x127F
 _KEEP_SIZE_AND_PUNCH_HOLE = 0x01 | 0x02
 _WAIT_WRITE_WAIT = 0x01 | 0x02 | 0x04
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.sync_file_range.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
 
 
 def zero_device(path: str) -> None:

@@ -12,7 +12,7 @@ import socket
 import stat
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from crust.core import volumes
@@ -119,6 +119,16 @@ def attached_numbers() -> list[int]:
     )
     numbers = (name.removeprefix(b"loop") for name in names if name.startswith(b"loop"))
     return sorted(int(number) for number in numbers if number.isdigit())  # loop0p1 is a partition
+
+
+def attached() -> Iterator[tuple[int, str]]:
+    """Each attached device's number and backing file, but for one that is detached meanwhile."""
+    for number in attached_numbers():
+        try:
+            yield number, backing_file(number)
+        except OSError as err:
+            if err.errno not in (errno.ENOENT, errno.ENXIO, errno.ENODEV):
+                raise
 
 
 def is_bound(number: int) -> bool:

@@ -119,7 +119,6 @@ class Users:
         return self.busy()
 
     def busy(self) -> DeviceInUse:
-        """The error that names the users."""
         binds = [printable(bind.target) for bind in self.binds]
         places = tuple(dict.fromkeys([*_places(self.mounts), *binds]))
         return DeviceInUse(self.device.path, places, self.loops, self.openers, self.stacked)
@@ -130,16 +129,9 @@ def look_at_host(opened: Openers | None = None) -> Look:
     opened = openers() if opened is None else opened
     mounts, loops = mountinfo.with_texts(*_LINES), []
     in_memory = [mount for mount in mounts if mount.fs_type in _IN_MEMORY]
-    all_mounts = functools.cache(
-        mountinfo.read_all
-    )  # a text of all pods' mounts, which few nodes need
-    for number in loopctl.attached_numbers():
-        try:
-            backing = loopctl.backing_file(number)
-        except OSError as err:
-            if err.errno not in _GONE:  # else it was detached meanwhile
-                raise
-            continue
+    # a text of all pods' mounts, which few nodes need
+    all_mounts = functools.cache(mountinfo.read_all)
+    for number, backing in loopctl.attached():
         is_near = backing != "/" and any(mount.is_above(backing) for mount in in_memory)
         above = mountinfo.listed_above(backing, all_mounts()) if is_near else None
         if backing == "/" or (above is not None and above.fs_type in _IN_MEMORY):

@@ -1,12 +1,8 @@
 """A sealed directory takes no names, from nobody: it has the immutable attribute (ioctl_iflags(2), chattr(1) `+i`).
 
-The proxy seals the directory below a guard mount. A bind mount of a directory above the target that is not recursive
-shows that directory without the guard, and then the attribute alone keeps a container from writing to the disk.
-Root too is refused, also through virtiofs. The attribute outlives a reboot, which the guard does not, and nobody can
-remove a sealed directory: so each seal is taken off again, by an unpublish or at the proxy's start.
-
-A filesystem without the attribute (NFS, 9p) takes none: the answer is False, and the guard alone protects there. The
-right to set it is CAP_LINUX_IMMUTABLE. All functions block.
+The proxy seals the directory below a guard mount, which a bind that is not recursive shows without the guard, and
+takes each seal off again, by an unpublish or at its start (docs/decisions/0042). A filesystem without the attribute
+(NFS, 9p) takes none. The right to set it is CAP_LINUX_IMMUTABLE. All functions block.
 """
 
 import os

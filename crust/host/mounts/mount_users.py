@@ -75,12 +75,5 @@ def loops_of(target: str) -> tuple[str, ...]:
     """The loop devices of files in a mount, or upon the device whose node is bound there. Raises `OSError`."""
     if syscalls.block_device_at(target) is not None:
         return users.in_use(target).loops
-    loops = []
-    for number in loopctl.attached_numbers():
-        try:
-            if loopctl.backing_file(number).startswith(f"{target}/"):
-                loops.append(f"/dev/loop{number}")
-        except OSError as err:
-            if err.errno not in syscalls.ABSENT:
-                raise
-    return tuple(loops)
+    below = (number for number, file in loopctl.attached() if file.startswith(f"{target}/"))
+    return tuple(f"/dev/loop{number}" for number in below)

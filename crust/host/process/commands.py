@@ -24,7 +24,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from crust.core import errors
-from crust.host.process import processes, syscalls
+from crust.host.process import syscalls
 
 STDERR_TAIL_BYTES = 4096
 OUTPUT_LIMIT_BYTES = 1024 * 1024
@@ -153,7 +153,7 @@ def _started(argv: Sequence[str], inherits: Sequence[int]) -> Iterator[_Program]
         assert process.stdout is not None
         with process.stdout as stdout:
             try:
-                pidfd = processes.pidfd_of_child(process.pid)
+                pidfd = os.pidfd_open(process.pid)  # no other gets its number before it is reaped
             except OSError as err:  # no descriptor is free
                 _signal(process, signal.SIGKILL)
                 process.wait()

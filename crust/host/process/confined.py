@@ -19,6 +19,7 @@ A status of bwrap must not be taken for a status of the program: 1 is "corrected
 program's status apart (`--json-status-fd`), and without that report the program counts as never started.
 """
 
+import asyncio
 import ctypes
 import errno
 import fcntl
@@ -27,12 +28,15 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 from crust.core import errors
 from crust.host.process import commands
-from crust.host.process.turns import Turns
 
 DEVICE = "/dev/volume"
 """Where the confined program finds the device."""
@@ -154,6 +158,45 @@ async def run_confined(
     elif why.endswith(os.strerror(errno.EPERM)):
         hint = "give crust CAP_SYS_ADMIN, and a seccomp profile that allows unshare(2) and mount(2)"
     raise CannotConfine(program[0], why, hint)
+
+
+class Turns:
+    """At most `at_once` blocks of `taking` run at the same time, in all threads of this process.
+
+    Those that wait get their turn in the order in which they came. asyncio's semaphore belongs to one event loop, and
+    threading's blocks the thread of one.
+    """
+
+    def __init__(self, at_once: int) -> None:
+        self._guard = threading.Lock()
+        self._free = at_once
+        self._waiting: deque[Future[None]] = deque()
+
+    @asynccontextmanager
+    async def taking(self) -> AsyncIterator[None]:
+        """Wait for a turn, and have it in the block. A caller that is cancelled leaves the queue."""
+        turn: Future[None] = Future()
+        with self._guard:
+            if self._free:
+                self._free -= 1
+                turn.set_result(None)
+            else:
+                self._waiting.append(turn)
+        try:
+            await asyncio.wrap_future(turn)
+            yield
+        finally:
+            if not turn.cancel():  # it was given
+                self._give_back()
+
+    def _give_back(self) -> None:
+        with self._guard:
+            while self._waiting:
+                turn = self._waiting.popleft()
+                if turn.set_running_or_notify_cancel():
+                    turn.set_result(None)
+                    return
+            self._free += 1
 
 
 @functools.cache

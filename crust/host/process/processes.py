@@ -1,9 +1,5 @@
 """Is this still that process: a pid and its start, because a pid alone may have passed to another process.
 
-    answer = processes.of(pid)            the process that has this pid now
-    answer = processes.hold(process)      a pidfd of exactly that process
-    answer = processes.lives(process)     for messages; processes.has_ended(process) raises NotSeen
-
 The start is field 22 of /proc/<pid>/stat (proc_pid_stat(5)), in clock ticks since the boot: two processes of one boot
 with the same pid differ in it. Records of it live in /run, which ends with the boot.
 
@@ -84,11 +80,6 @@ def state(process: Process) -> answers.Answer[str]:
 def has_ended(process: Process) -> bool:
     """Whether the process was seen to have ended. Raises `NotSeen`."""
     return answers.seen(lives(process)) is None
-
-
-def pidfd_of_child(pid: int) -> int:
-    """A pidfd of a child that was not reaped: until then no other process gets its number. Raises `OSError`."""
-    return os.pidfd_open(pid)
 
 
 def is_over(pidfd: int) -> bool:

@@ -240,6 +240,8 @@ _statx = _raising(_libc.statx)
 _umount2 = _raising(_libc.umount2)
 _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
 _fallocate = _raising(_libc.fallocate)
+_libc.sync_file_range.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
+sync_file_range = _raising(_libc.sync_file_range)
 
 _open_tree = _declared(428, _LONG, _TEXT, _LONG)
 _move_mount = _declared(429, _LONG, _TEXT, _LONG, _TEXT, _LONG)

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from crust.host.process.turns import Turns
+from crust.host.process.confined import Turns
 
 pytestmark = pytest.mark.usefixtures("strict_event_loop")
 
