@@ -232,12 +232,10 @@ class Record(Model):
 
     @property
     def handler(self) -> volumes.HandlerName:
-        """The runtime handler that it is published to."""
         return volumes.HandlerName(self.crust.handler)
 
     @property
     def digest(self) -> str:
-        """The entry's name."""
         return self.target.digest
 
     @property
@@ -274,7 +272,6 @@ class Record(Model):
 
     @property
     def readonly(self) -> bool:
-        """Whether the volume is mounted read-only."""
         return self.crust.readonly
 
     @property

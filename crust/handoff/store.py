@@ -90,7 +90,6 @@ class Removal:
         self._lock.settle()
 
     def close(self) -> None:
-        """Release the lock."""
         self._lock.release()
 
     def __enter__(self) -> Self:
@@ -108,7 +107,6 @@ class Store:
 
     @property
     def root(self) -> str:
-        """Path of the directory."""
         return self.layout.root
 
     def open(self) -> None:

@@ -1,11 +1,10 @@
 """Kata's own record of a volume: <base64url of the mount's source>/mountInfo.json below direct-volumes.
 
-Kata reads it while it creates a container. The real record names the device. The placeholder names a device that does
-not exist, so both of Kata's runtimes refuse the container. If a directory had no file, the Go runtime would share the
-host's directory: so the directory appears by one rename, and a rename replaces the file, from a directory beside it
-(Kata reads a second file in an entry as a sandbox's id). Only a keeper (`grants`) puts the real record there; the
-placeholder that will follow it waits in the directory beside. Any other entry is foreign, even if Kata made it, and
-crust neither uses nor changes it.
+Kata reads it while it creates a container (docs/decisions/0037). The placeholder names a device that does not exist,
+so both of Kata's runtimes refuse the container. If a directory had no file, the Go runtime would share the host's
+directory: so the directory appears by one rename, and a rename replaces the file, from a directory beside it (Kata
+reads a second file in an entry as a sandbox's id). Only a keeper (`grants`) puts the real record there. Any other
+entry is foreign, even if Kata made it, and crust neither uses nor changes it.
 
 Crust writes only values that both runtimes read in the same way: strings, no null, "ro" among the options.
 """

@@ -1,11 +1,5 @@
 """A sandbox's claim of a volume, in its keeper, and Kata's real entry for as long as a container needs it.
 
-    grant          claim the volumes of a container for its sandbox, have its keeper hold the claims, and put the real
-                   entries there; each step for all volumes at once
-    check_claimed  the sandbox has the claims, and its keeper watches this virtual machine
-    withdraw       containers need no entry any more; the entry of the last one becomes the placeholder
-    recover        both processes of a keeper were killed: claim again for the same sandbox, or end its machine (H-46)
-
 The claim is taken as every runtime takes it (specs/handoff.md): before the hypervisor has the device, bound to the
 hypervisor's process, freed by its end alone. A sandbox has one keeper, at a socket that its id names, so a restarted
 daemon asks the keepers. Beside the socket is the process that it was made for: when both processes of a keeper were
@@ -56,7 +50,6 @@ class Sandbox:
 
     @property
     def pid(self) -> int:
-        """The process's number."""
         return self.process.pid
 
 
@@ -67,7 +60,6 @@ class Grants:
         self.store, self.sockets, self.entries = store, sockets, entries
 
     def socket(self, sandbox_id: str) -> Path:
-        """The socket of the sandbox's keeper."""
         return self.sockets / f"{sandbox_id}{_SUFFIX}"
 
     def sandbox_ids(self) -> list[str]:

@@ -25,8 +25,6 @@ _LOOK_S = 2.0
 
 
 class KeeperWatch:
-    """The keepers of this node's sandboxes."""
-
     def __init__(self, grants: Grants, runtimes: Runtimes) -> None:
         self._grants, self._runtimes = grants, runtimes
         self._watched: dict[str, keepers.Keeper] = {}

@@ -272,12 +272,10 @@ async def _logged(work: Awaitable[None]) -> None:
 
 
 def pod_of(pod: nri_pb2.PodSandbox) -> Pod:
-    """The value of a message."""
     return Pod(pod.id, f"{pod.namespace}/{pod.name}", pod.runtime_handler, pod.pid)
 
 
 def container_of(container: nri_pb2.Container) -> Container:
-    """The value of a message."""
     # as runc decides it; the source of any other mount is the name of a filesystem, and no path
     binds = (
         Mount(mount.source, mount.destination)

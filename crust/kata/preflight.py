@@ -78,18 +78,12 @@ class Installation:
         return FEATURES_RS if self.version >= (4, 0) else FEATURES_RS - {HandlerFeature.READ_ONLY}
 
 
-@dataclass(frozen=True, slots=True)
-class _Checked:
-    stamp: Stamp
-    result: Installation | errors.CrustError
-
-
 class Configurations:
     """The installation of each of our handlers. Functions block."""
 
     def __init__(self, runtimes: Iterable[KataRuntime]) -> None:
         self._runtimes = {volumes.HandlerName(runtime.name): runtime for runtime in runtimes}
-        self._checked: dict[volumes.HandlerName, _Checked] = {}
+        self._checked: dict[volumes.HandlerName, tuple[Stamp, Installation | KataUnfit]] = {}
         self._first: dict[volumes.HandlerName, Installation] = {}
 
     @property
@@ -101,23 +95,22 @@ class Configurations:
         """Raise `KataUnfit` if the handler's installation must not get a volume; reads only changed files."""
         runtime = self._runtimes[handler]
         stamp = _stamp(runtime)
-        checked = self._checked.get(handler)
-        if checked is None or checked.stamp != stamp:
-            result: Installation | KataUnfit
+        known_stamp, result = self._checked.get(handler, (None, None))
+        if result is None or known_stamp != stamp:
             try:
                 result = check_configuration(runtime, read(Path(runtime.configuration)))
             except KataUnfit as error:
                 result = error
-            checked = self._checked[handler] = _Checked(stamp, result)
-        if isinstance(checked.result, errors.CrustError):
-            raise checked.result
-        if self._first.setdefault(handler, checked.result) != checked.result:
+            self._checked[handler] = (stamp, result)
+        if isinstance(result, KataUnfit):
+            raise result
+        if self._first.setdefault(handler, result) != result:
             raise KataUnfit(
                 Path(runtime.configuration),
                 "it belongs to another runtime or version of Kata than at the start of crust kata",
                 "restart crust kata, which then registers what this version can do",
             )
-        return checked.result
+        return result
 
     def unfit(self) -> Iterator[KataUnfit]:
         """Why installations must not get volumes now."""

@@ -2,8 +2,7 @@
 
 The runtime names neither a machine's process nor its devices in a file. Cloud Hypervisor is the process that listens
 at /run/kata/<sandbox>/ch-api.sock: the kernel names it. QEMU is the process that the container engine names, if its
-own arguments say `-name sandbox-<sandbox>`. All other processes are no candidates, because any user can write these
-arguments. The sockets of QEMU are no help: each takes one client, which is Kata's shim.
+own arguments say `-name sandbox-<sandbox>` (docs/decisions/0052).
 
 The runtime makes an empty directory in the sandbox's share for each mount; its name contains the last part of the
 mount's destination, and gives the guest's path. The directory stays until the sandbox ends. If two mounts have the

@@ -35,7 +35,6 @@ class Shims:
         self._gone_s: dict[str, float] = {}
 
     def look_at_shims(self, sandbox_keepers: Mapping[str, keepers.Keeper]) -> None:
-        """Look once, at the sandboxes of these keepers."""
         for sandbox_id in self._ends.keys() - sandbox_keepers.keys():
             self._forget(sandbox_id)
         for sandbox_id, keeper in sandbox_keepers.items():
@@ -52,7 +51,6 @@ class Shims:
                 self._report(sandbox_id, keeper.vm_pid)
 
     def close(self) -> None:
-        """End the watches."""
         for sandbox_id in list(self._ends):
             self._forget(sandbox_id)
 

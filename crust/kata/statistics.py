@@ -81,7 +81,6 @@ class KataHandler(Handler):
         """The running request of each sandbox."""
 
     async def close(self) -> None:
-        """Cancel the running requests."""
         requests = list(self._requests.values())
         for request in requests:
             request.cancel()

@@ -48,7 +48,6 @@ def decoder() -> Splitter[Frame]:
 
 
 def request(stream: int, service: str, method: str, message: Message) -> bytes:
-    """The bytes of a call."""
     call = ttrpc_pb2.Request(service=service, method=method, payload=message.SerializeToString())
     return _framed(stream, REQUEST, call)
 

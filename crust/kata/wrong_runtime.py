@@ -1,11 +1,8 @@
 """A container of another runtime on the guard mount of a volume: refused at its start, and ended if it runs.
 
-It runs only if it was started while crust kata was away and the engine does not require the plugin. It sees an empty
-directory in the place of its volume and keeps nothing of what it writes, and nobody is told. Its end is told: the
-engine makes the container again, and the refusal is an event of the pod.
-
-The rule: a process is killed only while its pidfd is held and its control group has the container's id. It refuses
-everything else; with a container of Kata the engine names the virtual machine (docs/decisions/0044).
+It sees an empty directory in the place of its volume. Its end is told: the engine makes the container again, and the
+refusal is an event of the pod. The rule: a process is killed only while its pidfd is held and its control group has
+the container's id (docs/decisions/0044).
 """
 
 import logging

@@ -40,7 +40,6 @@ class Claim:
 
     @property
     def sandbox_id(self) -> volumes.SandboxId:
-        """The sandbox."""
         return self._held.sandbox_id
 
     @property
@@ -90,10 +89,7 @@ async def claim_volume(
     features: Collection[volumes.HandlerFeature] = frozenset(),
     process: Process | None = None,
 ) -> Claim:
-    """Claim the volume that is published at `target`, or raise and change nothing.
-
-    Raises as `blocking.claim_volume`, and `NoWorkerFree`.
-    """
+    """As `blocking.claim_volume`; raises `NoWorkerFree` too."""
     claim = functools.partial(
         take_claim.claim_volume,
         root,
@@ -113,10 +109,9 @@ async def reclaim_volume(
     handler: volumes.HandlerName,
     process: Process,
 ) -> Claim:
-    """Claim the volume again for a sandbox that lives, whose claim ended because its keeper was killed (H-46).
+    """As `blocking.reclaim_volume`; raises `NoWorkerFree` too.
 
-    Raises as `blocking.reclaim_volume`, and `NoWorkerFree`. A cancelled caller leaves claim.json, which names the
-    process that lives.
+    A cancelled caller leaves claim.json, which names the process that lives.
     """
     claim = functools.partial(take_claim.reclaim_volume, root, target, sandbox_id, handler, process)
     return Claim(await threads.run_or_undo(claim, blocking.Claim.close))
@@ -129,10 +124,7 @@ async def adopt_volume(
     handler: volumes.HandlerName,
     holder_pid: int,
 ) -> Claim:
-    """The claim of a sandbox whose hypervisor outlived its handler, for the restarted handler.
-
-    Raises as `blocking.adopt_volume`, and `NoWorkerFree`.
-    """
+    """As `blocking.adopt_volume`; raises `NoWorkerFree` too."""
     claim = functools.partial(
         take_claim.adopt_volume, root, target, sandbox_id, handler, holder_pid
     )
@@ -140,10 +132,7 @@ async def adopt_volume(
 
 
 async def resolve_source(root: str, source: str) -> resolve.Resolved | resolve.NotDeferred:
-    """Resolve the source of a bind mount, whose filesystem may hang, with the handoff directory at `root`.
-
-    Raises as `blocking.resolve_source`, and `NoWorkerFree`.
-    """
+    """As `blocking.resolve_source`, for a source whose filesystem may hang; raises `NoWorkerFree` too."""
     await threads.POOL.check_free()
     resolved: resolve.Resolved | resolve.NotDeferred
     resolved = await _resolve_source(root, source, executor=threads.EXECUTOR)
@@ -151,7 +140,7 @@ async def resolve_source(root: str, source: str) -> resolve.Resolved | resolve.N
 
 
 async def process_of(pid: int) -> Process:
-    """The hypervisor of this pid. Raises as `blocking.process_of`, and `NoWorkerFree`."""
+    """As `blocking.process_of`; raises `NoWorkerFree` too."""
     await threads.POOL.check_free()
     process: Process = await _process_of(pid, executor=threads.EXECUTOR)
     return process

@@ -13,11 +13,10 @@ A runtime's own file (Kata's entry) may name the device only under the claim: `p
 descriptor is closed. Only the keeper does both, and it alone knows who needs the file, so the file names the device
 while the claim lives and is needed, and never after.
 
-Two processes hold the same descriptors: the keeper, and a standby that the keeper forks again after each change.
-Killing one process releases nothing: when the keeper ends, its standby replaces it; when the standby ends, the keeper
-forks another. If the keeper ends between the fork of a new standby and the end of the old one, a byte in the `token`
-pipe decides which of the two replaces it. The keeper answers a change when only the new standby remains: while fork
-fails, it answers no client. Both end with the VM; both ignore SIGTERM, SIGINT and SIGHUP, meant for the daemon.
+Two processes hold the same descriptors (docs/decisions/0015): the keeper, and a standby that the keeper forks again
+after each change. When one ends, the other goes on with a new one. If the keeper ends between the fork of a new
+standby and the end of the old one, a byte in the `token` pipe decides which of the two replaces it. The keeper
+answers a change when only the new standby remains. Both ignore SIGTERM, SIGINT and SIGHUP, meant for the daemon.
 """
 
 import array
@@ -333,7 +332,6 @@ def _leave_unit() -> None:
 
 
 def main() -> None:
-    """Run as a program."""
     _leave_unit()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

@@ -50,7 +50,6 @@ class Registration:
 
     @property
     def name(self) -> volumes.HandlerName:
-        """The handler's name."""
         return self._request.name
 
     @property

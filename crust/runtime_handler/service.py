@@ -6,9 +6,6 @@ they survive the proxy's deadline, a retry joins them, and the end of the block 
 nothing, so their caller may cancel them. The three kinds of operations do not exclude one another: an expansion waits
 in the guest until a freeze has ended, and must not block the thaw that ends it. A thaw waits for a running freeze, so
 that a caller that gave up waiting for the freeze can still end it.
-
-A runtime that cannot report, grow, freeze or limit leaves the feature out of its RegisterRequest: then the proxy
-makes no such calls. To a call of such a feature `Handler` raises `FeatureNotOffered`.
 """
 
 import asyncio
@@ -43,8 +40,9 @@ class FeatureNotOffered(errors.Unsupported):
 
 
 class Handler:
-    """The calls that a runtime answers: it overrides the methods of the features that it registers.
+    """The calls that a runtime answers: it overrides the methods of the features in its RegisterRequest.
 
+    The proxy makes no other calls, and to those of another feature it raises `FeatureNotOffered`.
     They raise errors of `crust.core.errors`; for a target path that no sandbox has claimed, `errors.NotReady`.
     """
 

@@ -3,9 +3,8 @@
     reads       calls that only read go through aiofiles, with EXECUTOR in the place of the event loop's
     changes     calls that lock, write and sync go to a thread themselves: `run`, `run_or_undo`
 
-They are never the event loop's own threads, for which the end of asyncio.run() and of the process waits: these are
-daemons. So a file that hangs keeps one thread, and stops neither the loop nor the end of the process. When all
-threads hang, a call fails with `NoWorkerFree` instead of waiting.
+They are daemons, and never the event loop's own threads (docs/decisions/0043): a file that hangs keeps one thread.
+When all threads hang, a call fails with `NoWorkerFree`.
 """
 
 import asyncio

@@ -37,8 +37,6 @@ class CannotBeDeferred(errors.InvalidRequest):
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """A publish, checked."""
-
     fs_type: str
     options: tuple[str, ...]
     readonly: bool

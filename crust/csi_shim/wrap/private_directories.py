@@ -5,12 +5,10 @@ They lie below the directories of the kubelet for raw block volumes, in exactly 
 sees them, drivers that parse such paths can, and a kubelet never looks there for volumes of its own. No name is
 `mount` or `globalmount` or holds `pvc-`: some drivers act on these.
 
-The record of a volume is its staging directory, and beside it, while the stage is changed, the directory of the
-change. Without a record the volume is staged as the CO asked. With the staging directory alone it is staged as block.
-With the change the driver may have it in either way or in none: many drivers remove the staging directory when they
-unstage. The shim makes a directory before it calls the driver, and removes it after the volume is staged as it must
-be, the change last; so after a kill a directory may be left, but is never missing, and the CO's next call continues.
-The sticky bit says that the stage had secrets: they are in no file, so without them in memory nobody could stage it.
+The record of a volume (docs/decisions/0020) is its staging directory, and beside it, while the stage is changed, the
+directory of the change. Without a record the volume is staged as the CO asked. With the staging directory alone it is
+staged as block. With the change the driver may have it in either way or in none. After a kill a directory may be
+left, but is never missing. The sticky bit says that the stage had secrets.
 
 All functions block, except the functions of names.
 """

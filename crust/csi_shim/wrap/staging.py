@@ -1,12 +1,9 @@
 """Stages volumes at the wrapped driver: as block at the private path, or as the CO asked; and changes between both.
 
 A stage as block formats nothing and parses nothing foreign, so the shim begins with it if a publish decides. If the
-publish decides otherwise, the driver unstages and stages again. For that the shim keeps the CO's NodeStageVolume,
-with its secrets, in memory and nowhere else; after a restart it has none. Then it refuses a volume whose stage had
-secrets, because without them the driver may make a plain volume of an encrypted one.
-
-A change is recorded before the driver unstages the volume, until it is staged in the other way. If the driver refuses
-that, no publish passes: a publish on the host would bind an empty directory of the node. Each one stages it first.
+publish decides otherwise, the driver unstages and stages again, for which the shim keeps the CO's NodeStageVolume,
+with its secrets, in memory alone. A change is recorded until it has ended (docs/decisions/0020). If the driver
+refuses to stage in the other way, no publish passes: each one stages the volume first.
 """
 
 import contextlib

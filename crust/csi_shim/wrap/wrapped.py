@@ -43,8 +43,6 @@ class _Attempt:
 
 
 class WrappedVolumes:
-    """Publishes, unpublishes and expands."""
-
     def __init__(
         self, node: "csi_pb2_grpc.NodeAsyncStub", staging: Staging, runtime: RuntimeClient
     ) -> None:
