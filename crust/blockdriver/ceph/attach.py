@@ -121,7 +121,7 @@ def main() -> None:
     for line in sys.stdin:
         try:
             question = json.loads(line)
-            answer: dict[str, object] = getattr(answers, question.pop("question"))(**question)
+            answer: dict[str, object] = getattr(answers, question.pop("question"))(**question) or {}
         except errors.CrustError as err:
             branch = err.answered_as or next(
                 cls for cls in type(err).__mro__ if errors.CrustError in cls.__bases__
@@ -144,9 +144,7 @@ class _Answers:
     _image: volumes.NetworkImage
     _connection: Connection
 
-    def connect(
-        self, image: dict[str, Any], key: str, timeouts: dict[str, int]
-    ) -> dict[str, object]:
+    def connect(self, image: dict[str, Any], key: str, timeouts: dict[str, int]) -> None:
         self._image = volumes.NetworkImage(**{**image, "monitors": tuple(image["monitors"])})
         monitors = ",".join(self._image.monitors)
         user = CephUser(monitors, self._image.user, key)
@@ -158,27 +156,22 @@ class _Answers:
                 "the Ceph cluster is another one than the volume's",
                 why=f"its id is {cluster_id}, and the volume is in {self._image.cluster}",
             )
-        return {}
 
     def size(self) -> dict[str, object]:
         with self._there() as image, image.opened() as opened:
             return {"size_bytes": opened.size()}
 
-    def take(
-        self, mode: str, node: str, machine: str, sandbox: str, holder_id: str
-    ) -> dict[str, object]:
+    def take(self, mode: str, node: str, machine: str, sandbox: str, holder_id: str) -> None:
         with self._there() as image:
             claims.take(image, Mode(mode), Host(node, machine), sandbox, holder_id)
-        return {}
 
     def record(self, holder_id: str) -> dict[str, object]:
         with self._there() as image:
             return {"address": claims.record(image, holder_id)}
 
-    def give_back(self, holder_id: str) -> dict[str, object]:
+    def give_back(self, holder_id: str) -> None:
         with self._there() as image:
             claims.give_back(image, holder_id)
-        return {}
 
     def _there(self) -> AbstractContextManager[ClusterImage]:
         image = self._image

@@ -298,9 +298,8 @@ class NodeFencing(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """One engine with one pool, as the driver sees it. Messages show `name`."""
+    """One engine with one pool, as the driver sees it."""
 
-    name: str
     home: PoolHome
     provisioning: Provisioning
     access: NodeAccess

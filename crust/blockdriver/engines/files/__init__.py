@@ -44,7 +44,7 @@ def engine(directory: str, memory: str = "", *, create: bool = False) -> Engine:
             return FileRecords(sets.directory, RECORDS[kind], reserve, limit_bytes=_LARGE_BYTES)
         return FileRecords(directories.directory, RECORDS[kind], reserve, limit_bytes=_SMALL_BYTES)
 
-    return Engine("files", pool, provisioning, access, records, None, pool.directory / "tools.lock")
+    return Engine(pool, provisioning, access, records, None, pool.directory / "tools.lock")
 
 
 def memory_beside(directory: str) -> str:

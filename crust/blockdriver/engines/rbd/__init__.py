@@ -27,7 +27,6 @@ def engine(
     """
     provisioning = RbdProvisioning(place, trash_keep_s)
     return Engine(
-        "rbd",
         RbdPool(place, run_dir=run_dir, create=create, on_close=provisioning.stop),
         provisioning,
         RbdAccess(Users(place), run_dir, node),
@@ -44,7 +43,6 @@ def node_engine(monitors: str, pool: str, namespace: str, *, run_dir: str, node:
     )
     provisioning = RbdProvisioning(users.shared)
     return Engine(
-        "rbd",
         users,
         provisioning,
         RbdAccess(users, run_dir, node),

@@ -240,9 +240,7 @@ class RbdProvisioning(RbdSnapshots):
             free = bytes that can still be stored, at most the pool's quota
             own  = bytes of volumes and snapshots, at least (`OwnBytes`), and not more than all that is stored
 
-        Ceph gives the first without replicas, so they are bytes of volumes. All else that is stored is others': other
-        namespaces, other programs, what the trash keeps and no snapshot has. The snapshots' bytes are asked of images
-        that have changed alone (`SnapshotBytes`).
+        Ceph gives the first without replicas, so they are bytes of volumes. All else that is stored is others'.
         """
         snapshot_bytes = self.snapshot_bytes.total()
         space = self._space

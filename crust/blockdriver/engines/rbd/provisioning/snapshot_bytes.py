@@ -19,6 +19,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 from crust.blockdriver.ceph.binding import Image, Ioctx
 from crust.blockdriver.ceph.failures import ignoring
@@ -85,23 +86,24 @@ def object_bytes(image: Image) -> int:
     return int(image.stat()["obj_size"])
 
 
+@dataclass(eq=False)
 class SnapshotBytes:
-    """The number for `place`. Safe from any thread. `removed` is called with the `key` of a removed snapshot."""
+    """The number for a place. Safe from any thread."""
 
-    def __init__(self, place: Place, removed: Callable[[str], object]) -> None:
-        self._place = place
-        self._removed = removed
-        self._guard = threading.Condition()
-        self._bytes_of: dict[str, int] = {}
-        """By image id."""
-        self._due: set[str] | None = None
-        """The images to be asked; None is all."""
-        self._asked: set[str] = set()
-        """Those that a call asks now."""
-        self._changes: Counter[str] = Counter()
-        """How often the driver has changed the snapshots of an image."""
-        self._taken: dict[str, set[str]] = {}
-        """The images of the sets that are being taken, by set."""
+    _place: Place
+    _removed: Callable[[str], object]
+    """Called with the `key` of a removed snapshot."""
+    _guard: threading.Condition = field(default_factory=threading.Condition, init=False)
+    _bytes_of: dict[str, int] = field(default_factory=dict, init=False)
+    """By image id."""
+    _due: set[str] | None = field(default=None, init=False)
+    """The images to be asked; None is all."""
+    _asked: set[str] = field(default_factory=set, init=False)
+    """Those that a call asks now."""
+    _changes: Counter[str] = field(default_factory=Counter, init=False)
+    """How often the driver has changed the snapshots of an image."""
+    _taken: dict[str, set[str]] = field(default_factory=dict, init=False)
+    """The images of the sets that are being taken, by set."""
 
     def total(self) -> int:
         """Of all snapshots but those that are being taken. Raises the errors of an image that gives no answer."""
