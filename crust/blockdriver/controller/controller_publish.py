@@ -57,17 +57,16 @@ class ControllerPublish:
         requested = Attached(node_id=request.node_id, usage=usage, readonly=request.readonly)
         self.stores.provisioning.check_image(request.volume_id)
         present = next((node for node in record.nodes if node.node_id == request.node_id), None)
-        if present is not None and not _is_same(present, requested):
+        if present is None:
+            capability_check.check_not_published(record)
+            with self.stores.attach_slots.taking(request.volume_id):
+                self.stores.volume_records.save(record.replaced(nodes=(requested,)))
+        elif not _is_same(present, requested):
             raise errors.Conflict.named(
                 "PublishedToNodeDifferently",
                 f"{request.volume_id} is published to {request.node_id} already",
                 why="with another capability, or another readonly flag",
             )
-        if present is not None:
-            return
-        capability_check.check_not_published(record)
-        with self.stores.attach_slots.taking(request.volume_id):
-            self.stores.volume_records.save(record.replaced(nodes=(requested,)))
 
     def unpublish_from_node(self, volume_id: volumes.VolumeId, node_id: str) -> None:
         """Unpublish the volume from the node, or from all nodes without `node_id`; an absent publish is a success.

@@ -90,9 +90,8 @@ class VolumeLister:
         record = self.stores.volume_records.load(volume_id)
         self.stores.provisioning.check_image(volume_id)
         for capability in capabilities:
-            if why := self.stores.supported.obstacle(capability) or self._mismatch(
-                record, capability
-            ):
+            obstacle = self.stores.supported.obstacle(capability)
+            if why := obstacle or self._mismatch(record, capability):
                 return why
         recorded = class_parameters.volume_context(record.parameters)
         others = class_parameters.IN_CONTEXTS

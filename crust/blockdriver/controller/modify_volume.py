@@ -73,9 +73,8 @@ class VolumeModifier:
             await workers.run(self._restore_limits, intended)
             raise
         if intended.limits_before is not None:
-            await workers.run(
-                self.stores.volume_records.save, intended.replaced(limits_before=None)
-            )
+            done = intended.replaced(limits_before=None)
+            await workers.run(self.stores.volume_records.save, done)
 
     def grow_image(self, volume_id: volumes.VolumeId, size_range: volumes.CapacityRange) -> None:
         """Grow the image alone, to a size of the range, for a CO that calls no ControllerExpandVolume. Blocks. Raises

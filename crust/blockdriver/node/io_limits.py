@@ -89,15 +89,13 @@ class IoLimits:
     ) -> None:
         """`settle` the volume's device, if it has one."""
         attachment = self.stores.access.host_device(volume_id)
-        if attachment is not None and attachment.device is not None:
+        if attachment is not None:
             self.settle(limits, attachment, mounts)
 
     async def set_in_guests(
         self, volume_id: volumes.VolumeId, limits: volumes.IoLimits, limits_before: volumes.IoLimits
     ) -> None:
-        """Give every guest that has the volume its limits. Raises `PeerUnavailable` when the outcome in a guest is
-        unknown. After any other error, such as `PublishInProgress`, the guests that had changed have `before` again.
-        """
+        """As `LimitEnforcement` says; raises PublishInProgress, LimitsNotRestored and the errors of guests."""
         changed: list[volumes.TargetPath] = []
         for target in self.stores.node_state.deferred_targets(volume_id):
             try:

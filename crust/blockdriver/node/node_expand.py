@@ -163,10 +163,7 @@ def _check_size(request: Expand, size_bytes: int) -> None:
     if size_bytes < request.capacity.required_bytes:
         raise errors.OutOfRange.named(
             "DeviceSmallerThanRequested",
-            (
-                f"{request.volume_id} cannot be expanded to {request.capacity.required_bytes} "
-                "bytes on this node"
-            ),
+            f"{request.volume_id} cannot be expanded to {request.capacity.required_bytes} bytes on this node",
             why=f"its device has {size_bytes}",
         )
     if request.capacity.limit_bytes and size_bytes > request.capacity.limit_bytes:

@@ -38,20 +38,16 @@ class Index:
 
     def __init__(self) -> None:
         self._guard = threading.RLock()
-        self._ids: list[volumes.VolumeId] = []
-        self._summaries: dict[str, Summary | None] = {}
-        self._reserved_bytes = {False: 0, True: 0}
-        """Of thin and of thick volumes."""
-        self._on_node: defaultdict[str, set[volumes.VolumeId]] = defaultdict(set)
-        self._snapshots_of: Counter[str] = Counter()
+        self.clear()
 
     def clear(self) -> None:
         with self._guard:
-            self._ids.clear()
-            self._summaries.clear()
-            self._on_node.clear()
-            self._snapshots_of.clear()
+            self._ids: list[volumes.VolumeId] = []
+            self._summaries: dict[str, Summary | None] = {}
             self._reserved_bytes = {False: 0, True: 0}
+            """Of thin and of thick volumes."""
+            self._on_node: defaultdict[str, set[volumes.VolumeId]] = defaultdict(set)
+            self._snapshots_of: Counter[str] = Counter()
 
     def note(self, record_id: str, summary: Summary | None, *, in_doubt: bool = False) -> None:
         """Note a record with that summary, its absence, or a record that is `in_doubt`."""

@@ -163,12 +163,11 @@ class Controller(SnapshotCalls):
         self, request: csi_pb2.GetCapacityRequest, call: Call
     ) -> csi_pb2.GetCapacityResponse:
         """The free capacity for volumes with these capabilities in this topology."""
+        place = request.accessible_topology
         query = (
             tuple(csi.capability(capability) for capability in request.volume_capabilities),
             tuple(sorted(csi.mapping(request.parameters, "parameters").items())),
-            segments_of(request.accessible_topology)
-            if request.accessible_topology.segments
-            else (),
+            segments_of(place) if place.segments else (),
         )
         available, largest, smallest = await self.calls.read(
             query, lambda: self.provisioner.available(*query), call

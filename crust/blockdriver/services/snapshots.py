@@ -110,11 +110,7 @@ class SnapshotCalls:
     async def ListSnapshots(
         self, request: csi_pb2.ListSnapshotsRequest, call: Call
     ) -> csi_pb2.ListSnapshotsResponse:
-        """Ordered by set and id; an empty list if no snapshot matches. The token is the last id of a page.
-
-        The list omits a snapshot with an unreadable record: the pool's health reports it, and a request by its id
-        gets `RecordUnreadable`.
-        """
+        """Ordered by set and id; an empty list if no snapshot matches. The token is the last id of a page."""
         source, snapshot_id = request.source_volume_id, request.snapshot_id
         for value, field in ((source, "source_volume_id"), (snapshot_id, "snapshot_id")):
             if value:
@@ -343,11 +339,8 @@ def _volume_ids(sent: Iterable[str]) -> tuple[volumes.VolumeId, ...]:
 
 def _snapshot_ids(sent: Iterable[str]) -> tuple[str, ...]:
     """The ids, perhaps none: external-snapshotter names no members of a group that it does not know."""
-    return tuple(
-        sorted(
-            csi.required(snapshot_id, f"snapshot_ids[{n}]") for n, snapshot_id in enumerate(sent)
-        )
-    )
+    ids = (csi.required(one, f"snapshot_ids[{n}]") for n, one in enumerate(sent))
+    return tuple(sorted(ids))
 
 
 def _check_count(count: int) -> None:

@@ -172,7 +172,8 @@ class SnapshotSets:
     def page(self, source_volume_id: str, after: str) -> Iterator[tuple[SnapshotSet, Snapshot]]:
         """The snapshots with ids after `after`, of one volume or of all, by set and id.
 
-        Each set is read when the list reaches it; a set with an unreadable record is left out.
+        Each set is read when the list reaches it. A set with an unreadable record is left out: the pool's health
+        reports it.
         """
         first = set_of(after)
         for set_id in (first, *self.stores.snapshot_sets.index.page(first)):
@@ -204,11 +205,8 @@ class SnapshotSets:
             )
 
     def find_group(self, group_id: str) -> SnapshotSet | None:
-        return (
-            self.stores.snapshot_sets.find(group_id)
-            if self.stores.pool.ids.is_group_id(group_id)
-            else None
-        )
+        is_group = self.stores.pool.ids.is_group_id(group_id)
+        return self.stores.snapshot_sets.find(group_id) if is_group else None
 
     def get_group(self, group_id: str, snapshot_ids: Sequence[str]) -> SnapshotSet:
         """A group with these snapshots. Raises GroupNotFound, GroupMembersDiffer."""
