@@ -156,13 +156,13 @@ class _ClaimModel(pydantic.BaseModel):
     process: _ProcessModel | None = None
 
 
+@dataclass(eq=False)
 class ClaimLock:
     """The held lock of one entry. A child may inherit `fd` by `pass_fds`; otherwise exec closes it."""
 
-    def __init__(self, fd: int, paths: layout.EntryPaths) -> None:
-        self.fd = fd
-        self.paths = paths
-        self._is_settled = True
+    fd: int
+    paths: layout.EntryPaths
+    _is_settled: bool = True
 
     @classmethod
     def acquire(cls, paths: layout.EntryPaths, target: volumes.TargetPath) -> Self:
@@ -200,11 +200,7 @@ class ClaimLock:
         finally:
             if not keep:
                 os.close(fd)
-        if not keep:
-            return None
-        lock = cls(fd, paths)
-        lock._is_settled = False
-        return lock
+        return cls(fd, paths, _is_settled=False) if keep else None
 
     @classmethod
     def of_holder(cls, paths: layout.EntryPaths, pid: int) -> Self | None:

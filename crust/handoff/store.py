@@ -19,7 +19,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Self
 
 from crust.core import errors, volumes
@@ -51,20 +51,18 @@ class EntryDiffers(errors.Conflict):
         )
 
 
+@dataclass(eq=False)
 class Removal:
     """The removal of an entry, with its claim lock held: no sandbox has the volume, and none can claim it meanwhile.
 
     A block that ends without `complete` leaves the entry as it is, with its dead claim; a retry unpublishes it.
     """
 
-    def __init__(
-        self, lock: claims.ClaimLock, entry: Entry, root: Layout, *, has_ended: bool
-    ) -> None:
-        self._lock = lock
-        self._layout = root
-        self.entry = entry
-        self.has_ended = has_ended
-        """Whether the process of a dead claim was seen to have ended; false if none is known."""
+    _lock: claims.ClaimLock
+    entry: Entry
+    _layout: Layout
+    has_ended: bool
+    """Whether the process of a dead claim was seen to have ended; false if none is known."""
 
     def complete(self, clear: Callable[[], None] | None = None) -> None:
         """Remove the entry, and clear its target meanwhile. If that fails, the entry is there again.
@@ -202,7 +200,7 @@ class Store:
             raise
         # this process holds the lock that was read as a claim
         unclaimed = replace(entry, claim=None)
-        return Removal(lock, unclaimed, self.layout, has_ended=has_ended)
+        return Removal(lock, unclaimed, self.layout, has_ended)
 
     def remove_orphans(self, clear: Clear = lambda _: None) -> tuple[str, ...]:
         """Delete entries that a crash left half-built or half-removed; returns the paths that had to be kept.

@@ -16,7 +16,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from crust.core import errors, operations, volumes
 from crust.handoff.record import Record
@@ -55,31 +55,30 @@ class ServedMount:
 Step = Callable[[Pod, Container, list[ServedMount], Attempt], None]
 
 
+@dataclass(eq=False)
 class KataGate:
-    """The gate of a node. `default_handler` is the engine's runtime for a pod without a RuntimeClass."""
+    """The gate of a node."""
 
-    def __init__(
-        self,
-        grants: Grants,
-        runtimes: Runtimes,
-        configurations: Configurations,
-        default_handler: str,
-        report: Report,
-    ) -> None:
-        self._grants, self._runtimes, self._configurations = grants, runtimes, configurations
-        self._default, self._report = default_handler, report
-        self._created: list[set[User]] = []
-        """For each `synchronize` that runs, the containers that the engine has created since it made its list."""
-        self.uses = Uses()
-        self._work = VolumeWork()
-        self._mounts = operations.KeyedOperations(
+    _grants: Grants
+    _runtimes: Runtimes
+    _configurations: Configurations
+    _default: str
+    """The engine's runtime for a pod without a RuntimeClass."""
+    _report: Report
+    _created: list[set[User]] = field(default_factory=list)
+    """For each `synchronize` that runs, the containers that the engine has created since it made its list."""
+    uses: Uses = field(default_factory=Uses)
+    _work: VolumeWork = field(default_factory=VolumeWork)
+    _mounts: operations.KeyedOperations = field(
+        default_factory=lambda: operations.KeyedOperations(
             workers.Workers("the mounts of containers", limit=64)
         )
-        self._told: set[str] = set()
-        """The containers whose problem is reported."""
-        self._ended: dict[str, set[User]] = {}
-        """The containers of each sandbox that need no entry any more, and are not withdrawn yet."""
-        self._withdrawing: dict[str, asyncio.Task[None]] = {}
+    )
+    _told: set[str] = field(default_factory=set)
+    """The containers whose problem is reported."""
+    _ended: dict[str, set[User]] = field(default_factory=dict)
+    """The containers of each sandbox that need no entry any more, and are not withdrawn yet."""
+    _withdrawing: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
     async def create(self, pod: Pod, container: Container, deadline_s: float) -> None:
         for created in self._created:

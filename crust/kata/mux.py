@@ -8,6 +8,7 @@ The peer's frames are bounded too, by the largest message that ttrpc has.
 
 import struct
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from crust.core import errors
@@ -35,22 +36,18 @@ def encode(connection: int, data: bytes) -> bytes:
     return b"".join(_HEADER.pack(connection, len(part)) + part for part in parts)
 
 
+@dataclass(eq=False)
 class Splitter(Generic[_Part]):
     """Takes bytes as they arrive, and gives each complete part. It keeps less than one part.
 
-    A part is a header, in which the number `length_at` is the length, and a payload of at most `bytes_max`.
+    A part is a header, in which the number `_length_at` is the length, and a payload of at most `_bytes_max`.
     """
 
-    def __init__(
-        self,
-        header: struct.Struct,
-        length_at: int,
-        bytes_max: int,
-        make: Callable[[tuple[int, ...], bytes], _Part],
-    ) -> None:
-        self._header, self._length_at, self._bytes_max = header, length_at, bytes_max
-        self._made = make
-        self._rest = bytearray()
+    _header: struct.Struct
+    _length_at: int
+    _bytes_max: int
+    _made: Callable[[tuple[int, ...], bytes], _Part]
+    _rest: bytearray = field(default_factory=bytearray)
 
     def feed(self, data: bytes) -> list[_Part]:
         """The parts that are complete now. Raises ProtocolViolated."""

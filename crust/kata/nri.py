@@ -16,7 +16,7 @@ import re
 import socket
 import struct
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from google.protobuf.message import DecodeError, Message
@@ -127,20 +127,16 @@ def _unavailable(failure: str, err: OSError) -> errors.CrustError:
     return errors.PeerUnavailable.named("EngineUnavailable", failure, why=err.strerror or str(err))
 
 
+@dataclass(eq=False)
 class _Session:
-    def __init__(
-        self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        gate: Gate,
-        on_registered: Callable[[], None],
-    ) -> None:
-        self._reader, self._writer, self._gate = reader, writer, gate
-        self._on_registered = on_registered
-        self._calls: set[asyncio.Task[None]] = set()
-        self._time_s = _TIME_S
-        self._pods: dict[str, Pod] = {}
-        self._containers: list[Container] = []
+    _reader: asyncio.StreamReader
+    _writer: asyncio.StreamWriter
+    _gate: Gate
+    _on_registered: Callable[[], None]
+    _calls: set[asyncio.Task[None]] = field(default_factory=set)
+    _time_s: float = _TIME_S
+    _pods: dict[str, Pod] = field(default_factory=dict)
+    _containers: list[Container] = field(default_factory=list)
 
     async def answer_calls(self) -> None:
         registration = nri_pb2.RegisterPluginRequest(plugin_name=NAME, plugin_idx=INDEX)

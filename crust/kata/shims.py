@@ -12,6 +12,7 @@ import os
 import select
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 from crust.core import errors, volumes
 from crust.host import answers
@@ -26,13 +27,13 @@ _GRACE_S = 5.0
 """When a sandbox is stopped, machine and shim end at about the same time, in either order."""
 
 
+@dataclass(eq=False)
 class Shims:
     """The shims of the sandboxes that have a keeper. Functions block."""
 
-    def __init__(self, grants: Grants) -> None:
-        self._grants = grants
-        self._ends: dict[str, int | None] = {}
-        self._gone_s: dict[str, float] = {}
+    _grants: Grants
+    _ends: dict[str, int | None] = field(default_factory=dict)
+    _gone_s: dict[str, float] = field(default_factory=dict)
 
     def look_at_shims(self, sandbox_keepers: Mapping[str, keepers.Keeper]) -> None:
         for sandbox_id in self._ends.keys() - sandbox_keepers.keys():

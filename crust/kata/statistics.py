@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from crust.core import errors, volumes
 from crust.core.printable import printable
@@ -64,21 +64,17 @@ class Uses:
         return use if use is not None and use.sandbox_id == sandbox_id else Use(sandbox_id)
 
 
+@dataclass(eq=False)
 class KataHandler(Handler):
-    """Serves the proxy's calls: statistics, and the problems that `problems` gives."""
+    """Serves the proxy's calls: statistics, and the problems that `_problems` gives."""
 
-    def __init__(
-        self,
-        store: Store,
-        runtimes: Runtimes,
-        uses: Uses,
-        problems: Callable[[], Iterable[errors.CrustError]] = tuple,
-    ) -> None:
-        self._store, self._runtimes, self._uses = store, runtimes, uses
-        self._problems = problems
-        self._samples: dict[str, _Sample] = {}
-        self._requests: dict[str, asyncio.Task[volumes.VolumeStats]] = {}
-        """The running request of each sandbox."""
+    _store: Store
+    _runtimes: Runtimes
+    _uses: Uses
+    _problems: Callable[[], Iterable[errors.CrustError]] = tuple
+    _samples: dict[str, _Sample] = field(default_factory=dict)
+    _requests: dict[str, asyncio.Task[volumes.VolumeStats]] = field(default_factory=dict)
+    """The running request of each sandbox."""
 
     async def close(self) -> None:
         requests = list(self._requests.values())

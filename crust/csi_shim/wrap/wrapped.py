@@ -42,13 +42,11 @@ class _Attempt:
     outcome: DriverOutcome = DriverOutcome.NOT_CALLED
 
 
+@dataclass(eq=False)
 class WrappedVolumes:
-    def __init__(
-        self, node: "csi_pb2_grpc.NodeAsyncStub", staging: Staging, runtime: RuntimeClient
-    ) -> None:
-        self._node = node
-        self.staging = staging
-        self._runtime = runtime
+    _node: "csi_pb2_grpc.NodeAsyncStub"
+    staging: Staging
+    _runtime: RuntimeClient
 
     async def publish_deferred(
         self, volume: Volume, request: csi_pb2.NodePublishVolumeRequest

@@ -24,7 +24,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
@@ -76,22 +76,22 @@ class PutFile:
     users: frozenset[str]
 
 
+@dataclass(eq=False)
 class Keeper:
     """A connection to the keeper of one VM. Closing it releases nothing."""
 
-    def __init__(self, path: Path, line: socket.socket) -> None:
-        self.path = path
-        self.pids: tuple[int, ...] = ()
-        """The keeper and its standby, as of the last answer."""
-        self.vm_pid = -1
-        """The VM's process, as of the last answer; -1: it has ended."""
-        self.put_files: dict[str, PutFile] = {}
-        """The files that were put and not withdrawn, by their paths, as of the last answer."""
-        self.counts: dict[str, int] = {}
-        """The number of descriptors that the keeper holds, by name, as of the last answer."""
-        self._line = line
-        self._version = 0
-        self._collected: list[tuple[dict[str, str], Sequence[int]]] | None = None
+    path: Path
+    _line: socket.socket
+    pids: tuple[int, ...] = ()
+    """The keeper and its standby, as of the last answer."""
+    vm_pid: int = -1
+    """The VM's process, as of the last answer; -1: it has ended."""
+    put_files: dict[str, PutFile] = field(default_factory=dict)
+    """The files that were put and not withdrawn, by their paths, as of the last answer."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """The number of descriptors that the keeper holds, by name, as of the last answer."""
+    _version: int = 0
+    _collected: list[tuple[dict[str, str], Sequence[int]]] | None = None
 
     def fileno(self) -> int:
         """The connection; if it is readable outside of a call, the process at the other end has ended."""
