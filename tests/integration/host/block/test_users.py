@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -169,6 +170,17 @@ def test_brief_user_of_the_device_is_awaited(disk: str, monkeypatch: pytest.Monk
     monkeypatch.setattr(users, "openers", looked)
     check_guest(disk, readonly=False)
     assert held == [-1, -1]
+
+
+def test_device_without_user_is_given_without_pause(
+    disk: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also a sleep of no time gives the processor away, for each volume of a container."""
+    device, pauses = devices.source(disk), list[float]()
+    monkeypatch.setattr(users, "openers", dict)
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    users.check(device, Purpose.GUEST_WRITES)
+    assert pauses == []
 
 
 @pytest.mark.parametrize("options", ["rw", "ro"])
