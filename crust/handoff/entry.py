@@ -110,6 +110,14 @@ def read(paths: EntryPaths) -> Entry | None:
     return Entry(paths.digest, paths.directory, record, None, claim, claim_error, unknown)
 
 
+def find_record(paths: EntryPaths) -> Record | None:
+    """The record without its claim; None if it is absent. Raises the error of one that cannot be read."""
+    if not directories.exists(paths.directory):
+        return None
+    data = durable.find(paths.record, limit_bytes=records.LIMIT_BYTES)
+    return None if data is None else Record.parse(data, path=paths.record, digest=paths.digest)
+
+
 def read_name(root: Layout, name: str) -> Entry | None:
     """The entry of a name in the root, readable or not; None if it is absent, or hidden."""
     if layout.is_hidden(name):

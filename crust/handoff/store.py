@@ -179,6 +179,10 @@ class Store:
         """The entry of a target path; None if there is none. A record that cannot be read is in `Entry.error`."""
         return entries.read(self.layout.entry(target))
 
+    def find_record(self, target: volumes.TargetPath) -> Record | None:
+        """The record of a target path; None if there is none. Raises the error of one that cannot be read."""
+        return entries.find_record(self.layout.entry(target))
+
     def scan(self) -> tuple[Entry, ...]:
         """All entries by name: readable ones, unreadable ones with the error, and unknown names."""
         return tuple(entries.scan(self.layout))

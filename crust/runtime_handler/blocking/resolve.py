@@ -92,9 +92,9 @@ def resolve_source(root: str, source: str) -> Resolved | NotDeferred:
 
 def _by_name(entries: store.Store, path: str) -> Resolved | None:
     for target in _prefixes(path):
-        entry = entries.read(target)
-        if entry is not None:
-            return Resolved(entry.require(), path[len(target.text) + 1 :])
+        record = entries.find_record(target)
+        if record is not None:
+            return Resolved(record, path[len(target.text) + 1 :])
     return None
 
 

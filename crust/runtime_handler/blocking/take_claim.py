@@ -201,10 +201,9 @@ def _record(
     must_be_guarded: bool = False,
 ) -> Record:
     """The record of the entry, with the group of the guard. A sandbox that lives has got its group already."""
-    entry = store.Store(root).read(target)
-    if entry is None:
+    record = store.Store(root).find_record(target)
+    if record is None:
         raise claims.NotPublished(target)
-    record = entry.require()
     if record.handler != handler:
         raise errors.NotReady.named(
             "WrongHandler",

@@ -181,6 +181,7 @@ def test_entry_without_record_is_absent_and_a_publish_replaces_it(store: Store) 
     _claim(store).close()
     os.unlink(_paths(store).record)
     assert store.read(TARGET) is None
+    assert store.find_record(TARGET) is None
     assert store.scan() == ()
     assert store.write(a_record()).claim is None
     assert claims.read(store.layout.entry(TARGET)) is None
@@ -347,6 +348,8 @@ def test_unreadable_record_is_never_absent(store: Store, make: Callable[[str], o
     assert isinstance(entry.error, errors.Corrupt | errors.Refused)
     with pytest.raises(type(entry.error)):
         entry.require()
+    with pytest.raises(type(entry.error)):
+        store.find_record(TARGET)
     assert [entry.digest for entry in store.scan()] == [TARGET.digest]
     with pytest.raises(type(entry.error)):
         store.write(a_record())
@@ -407,7 +410,7 @@ def test_unreadable_claim_is_reported_and_does_not_hide_the_record(store: Store)
     Path(_paths(store).claim).write_text("{}")
     entry = store.read(TARGET)
     assert entry is not None
-    assert entry.record == a_record()
+    assert entry.record == store.find_record(TARGET) == a_record()
     assert isinstance(entry.claim_error, UnreadableHandoffRecord)
 
 
