@@ -8,9 +8,10 @@ at a time work on one volume.
 """
 
 import contextlib
+import functools
 import json
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from crust.handoff.record import Record
 from crust.handoff.store import Store
 from crust.host.block import openers
 from crust.host.files import durable
+from crust.host.mounts import mountinfo
 from crust.kata import entry
 from crust.runtime_handler.blocking import (
     Claim,
@@ -106,9 +108,9 @@ class Grants:
         records = {record.digest: record for record in mounts.values()}
         with contextlib.ExitStack() as undo:
             claimed = self._claimed(sandbox, records)
-            if any(
-                self._is_unheld(sandbox, records[digest]) for digest in records.keys() - claimed
-            ):
+            read = (self.store.read(records[digest].target) for digest in records.keys() - claimed)
+            unheld = [volume for volume in read if volume is not None and not volume.live]
+            if self._used(sandbox, unheld):
                 self.recover(sandbox)
                 claimed = self._claimed(sandbox, records)
             missing = [records[digest] for digest in records if digest not in claimed]
@@ -174,11 +176,7 @@ class Grants:
         and not started, and the engine makes them again. Raises as `kept_vm.KeptVm.recover`.
         """
         self.hide_unclaimed()
-        used = [
-            record
-            for volume in self.store.scan()
-            if (record := self._used_by(sandbox, volume)) is not None
-        ]
+        used = self._used(sandbox, self.store.scan())
         for handler in {record.handler for record in used}:
             vm = kept_vm.KeptVm(
                 self.store.root, handler, sandbox.id, sandbox.process, self.socket(sandbox.id)
@@ -198,30 +196,32 @@ class Grants:
                 with claims.ClaimLock.acquire(paths, record.target):
                     self.entries.hide(name, record)
 
-    def _used_by(self, sandbox: Sandbox, volume: Entry) -> Record | None:
-        """The record, if the sandbox had its claim, or has its device open, which only one sandbox may have."""
-        record = volume.record
-        if record is None or record.image is not None:  # Kata gets no images
-            return None
-        claim = volume.claim
-        if claim is not None and not claim.sandbox_id:  # an unpublish, or a claimant, looks at it
-            claim = claims.read_aside(self.store.layout.entry(record.target))
-        is_named = claim is not None and claim.sandbox_id == sandbox.id
-        is_open = not record.readonly and openers.has_open(sandbox.pid, record.identity)
-        return record if is_named or is_open else None
-
-    def _is_unheld(self, sandbox: Sandbox, record: Record) -> bool:
-        volume = self.store.read(record.target)
-        return volume is not None and not volume.live and self._used_by(sandbox, volume) is not None
+    def _used(self, sandbox: Sandbox, published: Sequence[Entry]) -> list[Record]:
+        """The records of those whose claim the sandbox had, or whose device, as only one may, it has open."""
+        opened = openers.opened_by(sandbox.pid) if published else ()
+        used = []
+        for volume in published:
+            record, claim = volume.record, volume.claim
+            if record is None or record.image is not None:  # Kata gets no images
+                continue
+            # an unpublish, or a claimant, looks at it
+            if claim is not None and not claim.sandbox_id:
+                claim = claims.read_aside(self.store.layout.entry(record.target))
+            is_named = claim is not None and claim.sandbox_id == sandbox.id
+            number = record.identity.major, record.identity.minor
+            if is_named or (not record.readonly and number in opened):
+                used.append(record)
+        return used
 
     def _claimed(self, sandbox: Sandbox, records: Mapping[str, Record]) -> dict[str, Record]:
         """The records of those claims that the sandbox's keeper holds, by their digests."""
         claimed = {}
         with contextlib.suppress(keepers.KeeperGone), self._connected(sandbox.id) as keeper:
             held = keeper.counts if keeper.vm_pid == sandbox.pid else {}
+            listed = functools.cache(mountinfo.listing)
             for digest in records.keys() & held:
                 with contextlib.closing(
-                    self._adopted(sandbox.id, records[digest], keeper)
+                    self._adopted(sandbox.id, records[digest], keeper, listed)
                 ) as claim:
                     claimed[digest] = claim.record
         return claimed
@@ -238,10 +238,14 @@ class Grants:
             claim.report(state, error)
 
     def _adopted(
-        self, sandbox_id: volumes.SandboxId, record: Record, keeper: keepers.Keeper
+        self,
+        sandbox_id: volumes.SandboxId,
+        record: Record,
+        keeper: keepers.Keeper,
+        listed: Callable[[], bytes] | None = None,
     ) -> Claim:
         root, target = self.store.root, record.target
-        return adopt_volume(root, target, sandbox_id, record.handler, keeper.pid)
+        return adopt_volume(root, target, sandbox_id, record.handler, keeper.pid, listed=listed)
 
     def _claim(
         self,

@@ -111,11 +111,17 @@ def _all_openers() -> Openers:
 
 def has_open(pid: int, identity: volumes.DeviceIdentity) -> bool:
     """Whether the process has the device open; false if it has ended. Raises `NotSeen`. Blocks."""
+    return (identity.major, identity.minor) in opened_by(pid)
+
+
+def opened_by(pid: int) -> set[Number]:
+    """The devices that the process has open; none if it has ended. Raises `NotSeen`. Blocks."""
     answer = answers.ask(
-        f"the open files of process {pid}", lambda: [*_devices_of(str(pid))], needs=NEEDS
+        f"the open files of process {pid}",
+        lambda: {number for _, number in _devices_of(str(pid))},
+        needs=NEEDS,
     )
-    number = identity.major, identity.minor
-    return any(device == number for _, device in answers.seen(answer) or ())
+    return answers.seen(answer) or set()
 
 
 def _openers() -> Openers:

@@ -12,7 +12,7 @@ import re
 import select
 import stat
 import weakref
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from crust.host import answers
@@ -65,7 +65,7 @@ class Mount:
 
 def read_all() -> tuple[Mount, ...]:
     """All mounts, in the kernel's order: of two mounts on one target, the later covers the earlier."""
-    return parse(_text())
+    return parse(listing())
 
 
 def parse(text: bytes) -> tuple[Mount, ...]:
@@ -73,8 +73,11 @@ def parse(text: bytes) -> tuple[Mount, ...]:
     return tuple(_parse_line(line) for line in text.split(b"\n") if line)
 
 
-def at(target: str) -> Mount | None:
+def at(target: str, listed: Callable[[], bytes] | None = None) -> Mount | None:
     """The topmost mount at `target`; None if it is not a mount point, or absent.
+
+    `listed` is a `listing` that the caller has read for several targets; a mount that it lacks at this path is read
+    anew.
 
     It asks the kernel for the mount id, because a comparison of paths fails twice: a directory above the target may
     be a symbolic link, and mountinfo lists mounts that others have covered. It follows no link at the end. It asks by
@@ -86,12 +89,17 @@ def at(target: str) -> Mount | None:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as err:
-            mount = _failed_mount_at(target, err)
+            failed = _failed_mount_at(target, err)
             _log.warning(
                 "a mounted filesystem answers with errors", extra={"target": target, "error": err}
             )
+            return failed
+        if not place.is_root:
+            return None
+        mount = None if listed is None else _of_id(place.mount_id, listed())
+        if mount is not None and mount.target == target:
             return mount
-        return _of_id(place.mount_id) if place.is_root else None
+        return _of_id(place.mount_id, listing())  # numbers of mounts that ended are given again
 
 
 def holding(path: str) -> Mount | None:
@@ -105,7 +113,7 @@ def holding(path: str) -> Mount | None:
         absent=(errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG),
     )
     mount_id = answers.seen(answer)
-    return listed_above(path, read_all()) if mount_id is None else _of_id(mount_id)
+    return listed_above(path, read_all()) if mount_id is None else _of_id(mount_id, listing())
 
 
 def listed_above(path: str, mounts: Iterable[Mount]) -> Mount | None:
@@ -128,18 +136,17 @@ def _failed_mount_at(target: str, failure: OSError) -> Mount:
     except OSError:
         raise failure from None
     with syscalls.closing(descriptor):
-        mount = _of_id(mount_id_of("self", str(descriptor)))
+        mount = _of_id(mount_id_of("self", str(descriptor)), listing())
         leads_to = os.readlink(f"/proc/self/fd/{descriptor}")
     if mount is None or mount.target != leads_to:
         raise failure
     return mount
 
 
-def _of_id(mount_id: int) -> Mount | None:
+def _of_id(mount_id: int, lines: bytes) -> Mount | None:
     """The mount; None if it has gone meanwhile."""
-    text = b"\n" + _text()
-    start = text.find(b"\n%d " % mount_id) + 1
-    return _parse_line(text[start : text.index(b"\n", start)]) if start else None
+    start = (b"\n" + lines).find(b"\n%d " % mount_id)
+    return _parse_line(lines[start : lines.index(b"\n", start)]) if start >= 0 else None
 
 
 def mount_id_of(pid: str, descriptor: str) -> int:
@@ -174,14 +181,14 @@ def of_devices(numbers: Collection[tuple[int, int]], pid: str) -> tuple[Mount, .
     """
     # A node of many pods has hundreds of lines, so it parses only lines that may name one of the devices.
     fields = (*(b" %d:%d " % number for number in numbers), b" - btrfs ")
-    lines = _text(pid).split(b"\n")
+    lines = listing(pid).split(b"\n")
     mounts = (_parse_line(line) for line in lines if any(field in line for field in fields))
     return tuple(mount for mount in mounts if (mount.major, mount.minor) in numbers)
 
 
 def with_texts(*texts: bytes) -> tuple[Mount, ...]:
     """The mounts in whose line one of these texts stands, in this namespace; it parses no other line."""
-    lines = _text().split(b"\n")
+    lines = listing().split(b"\n")
     return tuple(_parse_line(line) for line in lines if any(text in line for text in texts))
 
 
@@ -214,7 +221,7 @@ def stacked_at(target: str) -> tuple[Mount, ...]:
     By the path itself, which must have no symbolic link: of a covered mount the kernel shows only the path.
     """
     name = os.fsencode(os.path.basename(target))
-    lines = (line for line in _text().split(b"\n") if name in line)
+    lines = (line for line in listing().split(b"\n") if name in line)
     return tuple(mount for mount in map(_parse_line, lines) if mount.target == target)
 
 
@@ -223,7 +230,8 @@ def below(target: str) -> tuple[Mount, ...]:
     return tuple(m for m in read_all() if m.target.startswith(target.rstrip("/") + "/"))
 
 
-def _text(pid: str = "self") -> bytes:
+def listing(pid: str = "self") -> bytes:
+    """The list as the kernel writes it; empty if the process has ended. Raises `NotSeen`, for another `OSError`."""
     if pid == "self":
         mounts = answers.ask("the mounts", lambda: syscalls.read_whole("/proc/self/mountinfo"))
         return answers.seen(mounts) or b""

@@ -66,16 +66,20 @@ def claim_volumes(
     features: Collection[volumes.HandlerFeature] = frozenset(),
     process: Process | None = None,
 ) -> list[Claim]:
-    """As `claim_volume`, for all volumes of a container or for none. One look at all processes serves them."""
+    """As `claim_volume`, for all volumes of a container or for none.
+
+    One look at all processes and one list of the mounts serve them.
+    """
     claimed = []
     with contextlib.ExitStack() as undo:
         locks = [
             undo.enter_context(claims.ClaimLock.acquire(layout.Layout(root).entry(target), target))
             for target in targets
         ]
-        look = functools.cache(users.look_at_host)  # it begins after each of them has its lock
+        # both begin after each of them has its lock
+        look, listed = functools.cache(users.look_at_host), functools.cache(mountinfo.listing)
         for target, lock in zip(targets, locks, strict=True):
-            record = _record(root, target, handler, must_be_guarded=True)
+            record = _record(root, target, handler, listed, must_be_guarded=True)
             with publish_context(record, "ClaimVolume"):
                 check_offered(record, features)
                 lock.check_ended(target, but=process)
@@ -140,16 +144,18 @@ def adopt_volume(
     sandbox_id: volumes.SandboxId,
     handler: volumes.HandlerName,
     holder_pid: int,
+    *,
+    listed: Callable[[], bytes] | None = None,
 ) -> Claim:
     """The claim of a sandbox whose hypervisor outlived its handler, for the restarted handler.
 
     `holder_pid` is the process that holds the claim's descriptors: the hypervisor, or its keeper. This process has a
-    copy of the lock's descriptor until `close`; claim.json keeps the hypervisor's process. Raises `ClaimLost` if the
-    holder does not hold the lock or claim.json names another sandbox, `claims.NotPublished`, `WrongHandler`, and the
-    record's own error.
+    copy of the lock's descriptor until `close`; claim.json keeps the hypervisor's process. `listed` is as in
+    `mountinfo.at`. Raises `ClaimLost` if the holder does not hold the lock or claim.json names another sandbox,
+    `claims.NotPublished`, `WrongHandler`, and the record's own error.
     """
     paths = layout.Layout(root).entry(target)
-    record = _record(root, target, handler)
+    record = _record(root, target, handler, listed)
     lock = claims.ClaimLock.of_holder(paths, holder_pid)
     if lock is None:
         why = f"process {holder_pid} does not hold the lock: it has ended, or never had it"
@@ -197,6 +203,7 @@ def _record(
     root: str,
     target: volumes.TargetPath,
     handler: volumes.HandlerName,
+    listed: Callable[[], bytes] | None = None,
     *,
     must_be_guarded: bool = False,
 ) -> Record:
@@ -210,7 +217,7 @@ def _record(
             f"the volume at {record.target} cannot be used by {handler}",
             why=f"it is published to {record.handler}",
         )
-    mount = mountinfo.at(record.target.text)
+    mount = mountinfo.at(record.target.text, listed)
     if mount is None or not mount_api.is_guard(mount):
         if must_be_guarded and record.crust.request is not None:
             raise errors.NotReady.named(

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -17,8 +18,8 @@ from crust.core import errors, volumes
 from crust.handoff import claims
 from crust.handoff.claims import State
 from crust.handoff.record import Record
-from crust.host.block import devices, holders, loop
-from crust.host.mounts import mount_api
+from crust.host.block import devices, holders, loop, openers
+from crust.host.mounts import mount_api, mountinfo
 from crust.kata import entry, grants, nri
 from crust.kata.entry import Kind
 from crust.kata.grants import Sandbox
@@ -321,11 +322,25 @@ async def test_of_several_volumes_refused_one_leaves_no_claim_of_others(
     assert not _is_held(first.device)
 
 
-async def test_volumes_of_a_container_share_look_and_keeper_changes(
+def _calls(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str) -> list[None]:
+    """One element for each call of the function from now on."""
+    calls, function = list[None](), getattr(module, name)
+
+    def called(*arguments: object) -> object:
+        calls.append(None)
+        return function(*arguments)
+
+    monkeypatch.setattr(module, name, called)
+    return calls
+
+
+async def test_volumes_of_a_container_share_looks_and_keeper_changes(
     node: KataNode, device: MakeDevice, one: StandInSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each change of a keeper is a fork of it, and each look reads the open files of all processes."""
+    """Each change of a keeper is a fork of it; a look reads the open files of all processes, a list all mounts."""
     looks, standbys, ask = counted(monkeypatch), list[int](), keepers.Keeper._ask
+    opened = _calls(monkeypatch, openers, "opened_by")
+    lists = _calls(monkeypatch, mountinfo, "listing")
 
     def asked(line: keepers.Keeper, *request: Any) -> None:
         ask(line, *request)
@@ -335,11 +350,13 @@ async def test_volumes_of_a_container_share_look_and_keeper_changes(
     records = [node.publish(name, device(name).path) for name in "abc"]
     bridge, app = node.bridge(), container(*(record.target.text for record in records))
     await bridge.create(pod(), app, soon())
-    assert len(looks) == 1
+    assert (len(looks), len(opened)) == (1, 1)
     assert len({*standbys}) == 3, "of its start, of the claims, of the files"
     assert {node.kind(record) for record in records} == {Kind.REAL}
+    lists.clear()
     await bridge.create(pod(), app, soon())
     assert (len(looks), len({*standbys})) == (1, 3), "the validation changes nothing"
+    assert len(lists) == 1
     await bridge.ended(app)
     assert len({*standbys}) == 4
     assert {node.kind(record) for record in records} == {Kind.PLACEHOLDER}

@@ -1,5 +1,6 @@
 """Which mount is at a path, and which one holds it."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -24,6 +25,18 @@ def test_at_does_not_keep_the_mount_busy(mountpoint: str) -> None:
     assert mountinfo.at(mountpoint) is not None
     watching = False
     assert set(opened) <= {"/proc/self/mountinfo"}
+
+
+def test_mount_that_an_earlier_list_lacks_is_found(mountpoint: str) -> None:
+    earlier = mountinfo.listing()
+    mount_api.mount_guard(mountpoint)
+    found = mountinfo.at(mountpoint, lambda: earlier)
+    assert found is not None
+    assert mount_api.is_guard(found)
+    now = mountinfo.listing()
+    assert mountinfo.at(mountpoint, lambda: now) == found
+    of_another = now.replace(os.fsencode(mountpoint), b"/elsewhere")  # its number was given again
+    assert mountinfo.at(mountpoint, lambda: of_another) == found
 
 
 def test_at_finds_mount_through_linked_parent_and_not_when_covered(tmp_path: Path) -> None:
