@@ -69,8 +69,9 @@ def pools(driver: str = "") -> show.Question:
 
 
 async def delete(run_dir: str, name: str, *, is_confirmed: bool) -> None:
-    """Delete a volume, by its id or its PersistentVolume, after daemon_calls. Raises `VolumeNotInPool`,
-    `VolumeAmbiguous`, `VolumeNotUnused`, and the driver's refusal.
+    """Delete a volume, by its id or its PersistentVolume, after daemon_calls.
+
+    Raises `VolumeNotInPool`, `VolumeAmbiguous`, `VolumeNotUnused`, and the driver's refusal.
     """
     async with daemon_calls.inspecting(run_dir) as proxy:
         drivers, volumes = await _pools(proxy)
