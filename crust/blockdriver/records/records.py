@@ -16,7 +16,6 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from crust.blockdriver.engines.pool_access import RecordStore
@@ -123,21 +122,31 @@ class Index:
 _OTHER = Summary()
 
 
-@dataclass(eq=False)
 class Records(Generic[M]):
-    """The records of one kind, by id. Safe from any thread; every method may block."""
+    """The records of the kind `model`, by id. Safe from any thread; every method may block."""
 
-    _store: RecordStore
-    _model: type[M]
-    is_id: Callable[[str], bool]
-    """Whether a text is the id of such a record in this pool."""
+    def __init__(
+        self,
+        store: RecordStore,
+        model: type[M],
+        is_id: Callable[[str], bool],
+        index: Index | None = None,
+    ) -> None:
+        """`is_id`: whether a text is the id of such a record in this pool. An `index` learns each read."""
+        self._store = store
+        self._model = model
+        self._index = index
+        self.is_id = is_id
 
     def find(self, key: str) -> M | None:
         """The record, or None. Raises `RecordUnreadable`, and the errors of the store."""
         if not self.is_id(key):
             return None
         data = self._store.load(key)
-        return None if data is None else self._model.parse(data, key, self._store.shown)
+        record = None if data is None else self._model.parse(data, key, self._store.shown)
+        if self._index is not None:
+            self._index.learn(key, record)
+        return record
 
     def load(self, key: str) -> M:
         """The record; raises the kind's `missing`, and the errors of `find`."""
@@ -155,16 +164,12 @@ class Records(Generic[M]):
         return written.model_copy(update={"stored": data})
 
 
-@dataclass(eq=False)
 class IndexedRecords(Records[M]):
     """Records by which volumes and sets exist, with an index of all: the index's methods do not block."""
 
-    index: Index = field(default_factory=Index, init=False)
-
-    def find(self, key: str) -> M | None:
-        record = super().find(key)
-        self.index.learn(key, record)
-        return record
+    def __init__(self, store: RecordStore, model: type[M], is_id: Callable[[str], bool]) -> None:
+        self.index = Index()
+        super().__init__(store, model, is_id, self.index)
 
     def open(self) -> None:
         """Read every record once. An unreadable record does not affect the others."""

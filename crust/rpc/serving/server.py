@@ -34,11 +34,6 @@ from crust.rpc.status import PeerStatus
 _Context = grpc.aio.ServicerContext[bytes, bytes]
 
 
-def _call(method: str, context: _Context) -> Call:
-    metadata = pairs(context.invocation_metadata())
-    return Call(method, metadata, context.time_remaining(), context.send_initial_metadata)
-
-
 class _Handlers(grpc.GenericRpcHandler):
     """gRPC's side of a service: bytes in, bytes out. A method with perhaps a stream of answers travels as a stream,
     which is the same on the wire for one answer. No method has a stream of requests: the first message counts (D-28).
@@ -60,7 +55,8 @@ class _Handlers(grpc.GenericRpcHandler):
         return handler
 
     async def _answer(self, method: str, data: bytes, context: _Context) -> bytes:
-        call = _call(method, context)
+        metadata = pairs(context.invocation_metadata())
+        call = Call(method, metadata, context.time_remaining(), context.send_initial_metadata)
         try:
             answered = await self._service.answer(call, data)
         except PeerStatus as status:
@@ -70,7 +66,8 @@ class _Handlers(grpc.GenericRpcHandler):
         return answered
 
     async def _answers(self, method: str, data: bytes, context: _Context) -> AsyncIterator[bytes]:
-        call = _call(method, context)
+        metadata = pairs(context.invocation_metadata())
+        call = Call(method, metadata, context.time_remaining(), context.send_initial_metadata)
         try:
             async with contextlib.aclosing(self._service.stream(call, data)) as answered:
                 async for answer in answered:
