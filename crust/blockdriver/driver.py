@@ -229,10 +229,7 @@ class Driver:
             await asyncio.sleep(MEASURE_PERIOD_S)
 
     async def keep_examining(self) -> None:
-        """Look at the health of every volume for the metrics, until cancelled.
-
-        The pauses grow with the looks: in Ceph each volume is a question to the cluster.
-        """
+        """Look at the health of every volume for the metrics, until cancelled; in Ceph each one is a question."""
         while self.role.has_controller:
             began_s = time.monotonic()
             try:

@@ -38,6 +38,8 @@ class PoolWatch:
     ) -> None:
         """`end` ends the process."""
         self.driver = driver
+        self.part = f"pool of {driver.shown}"
+        """The name of the pool's health: a process may have several pools."""
         self._end = end
         self._pool = driver.stores.pool
         self._health = health
@@ -57,11 +59,6 @@ class PoolWatch:
         self._stands_by = False
         self._held = AsyncExitStack()
         self._tasks = AsyncExitStack()
-
-    @property
-    def part(self) -> str:
-        """The name of the pool's health: a process may have several pools."""
-        return f"pool of {self.driver.shown}"
 
     @property
     def problem(self) -> errors.CrustError | None:

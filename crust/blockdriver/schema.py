@@ -19,10 +19,7 @@ class _Head(pydantic.BaseModel):
 
 
 def mismatch(data: bytes, *known: int) -> str:
-    """The reason why stored bytes are not read by code that knows the schemas `known` alone; empty if they are.
-
-    `NO_NUMBER` for bytes that are no JSON object with a number.
-    """
+    """Why code that knows the schemas `known` alone does not read stored bytes, or `NO_NUMBER`; else empty."""
     try:
         number = _Head.model_validate_json(data).number
     except pydantic.ValidationError:

@@ -169,10 +169,7 @@ class RecordKind(enum.Enum):
 
 
 class RecordStore(Protocol):
-    """The records of one kind, by id: bytes in and out. Each change is atomic and durable, from any thread.
-
-    The caller has checked that an id has the form of this pool's ids.
-    """
+    """The records of one kind, by ids of this pool. Each change is atomic and durable, from any thread."""
 
     def ids(self) -> tuple[str, ...]:
         """The ids of all records; one may be of something whose record is absent."""

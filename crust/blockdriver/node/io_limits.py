@@ -69,10 +69,7 @@ class IoLimits:
         attachment: Attachment,
         mounts: Sequence[mountinfo.Mount] = (),
     ) -> None:
-        """Give an attached device the limits that it should have now; `mounts`, if known, are now.
-
-        A hypervisor limits an image that only it opens.
-        """
+        """Give an attached device the limits for now; `mounts`, if known, are now. Hypervisors limit their images."""
         if attachment.device is None:
             return
         used = limits != NONE and any(

@@ -212,10 +212,7 @@ class IndexedRecords(Records[M]):
 
     @contextmanager
     def changing(self, key: str, summary: Summary | None) -> Iterator[None]:
-        """Note the result of the block: a record with that summary, or none.
-
-        A block that fails may have made it, if only its last step failed: then it reads the record.
-        """
+        """Note the result of the block: a record with that summary, or none. One that failed may have made it."""
         try:
             yield
         except errors.CrustError:

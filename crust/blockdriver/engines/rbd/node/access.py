@@ -188,10 +188,7 @@ class RbdAccess:
         return noted(self._run_dir)
 
     def attached(self, volume_id: volumes.VolumeId) -> Attachment | None:
-        """By the note, and the image; without a key by the note alone: no use of the image begins without a key.
-
-        A mapping of this host: by the kernel.
-        """
+        """By the note, and the kernel or the image; without a key, and so without a use of it, by the note alone."""
         note = self._read_note(volume_id)
         if note is None:
             return None
