@@ -269,8 +269,9 @@ class Provisioning(Protocol):
         """Raise `SnapshotMissing` if a complete snapshot does not exist."""
 
     def allocated(self, image: Image, start: int = 0) -> Iterable[Extent]:
-        """The parts of a snapshot that may hold data, ascending, without those that end before the byte `start`. The
-        iterator may raise too: `SnapshotMissing`.
+        """The parts of a snapshot that may hold data, ascending, without those that end before the byte `start`.
+
+        The iterator may raise too: `SnapshotMissing`.
         """
 
     def changed(self, base: Image, target: Image, start: int = 0) -> Iterable[Extent]:
