@@ -60,8 +60,6 @@ _VOLUMES = 500
 
 
 class PoolNotOnNode(errors.Exhausted):
-    """A class names a pool that this node has not: a CO tries another node, as for a topology."""
-
     def __init__(self, name: str, present: Mapping[str, object]) -> None:
         super().__init__(
             f"the pool {name[:64]!r} is not on this node",

@@ -52,8 +52,6 @@ FormatIn = Literal["host", "guest", "luks"]
 
 
 class InvalidDeferKey(errors.InvalidRequest):
-    """One of the keys has a value that it cannot have."""
-
     def __init__(self, key: str, value: str, allowed: str) -> None:
         super().__init__(
             f"whether and how to defer the mount cannot be decided: {key} is {value[:64]!r}",

@@ -7,8 +7,9 @@ the package that raises it defines it. Only `crust.rpc.status` knows gRPC codes.
 answers logs them, once. No field may hold a secret, because messages reach the CO's events and every log.
 
 A name is unique in the project and stable (docs/api.md): a message to a caller begins with `[MountFailed]`, the log
-has it as `error_name`. docs/errors.md, a part of the package, is the one table of the names. It owns what to do about
-each: the message of an error without a `hint` of its own ends with it, and `crust explain MountFailed` prints it.
+has it as `error_name`. docs/errors.md, a part of the package, is the one table of the names. It owns what happened
+and what to do about it: the message of an error without a `hint` of its own ends with that, `crust explain
+MountFailed` prints both, and a class has a docstring only for what its callers need beyond them.
 """
 
 import re

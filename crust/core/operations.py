@@ -40,8 +40,6 @@ T = TypeVar("T")
 
 
 class OperationInProgress(errors.OperationPending):
-    """Another operation is running for the same key."""
-
     def __init__(self, key: Hashable, holder: str, age_s: float) -> None:
         super().__init__(f"{key} is busy", why=f"{holder} has been running for {age_s:.1f} s")
         self.key = key
@@ -50,8 +48,6 @@ class OperationInProgress(errors.OperationPending):
 
 
 class OperationOverdue(errors.OperationPending):
-    """An operation has not ended in the time that its caller, or its kind of work, has."""
-
     def __init__(self, key: Hashable, name: str, age_s: float) -> None:
         super().__init__(
             f"{name} of {key} has not ended",
@@ -62,8 +58,6 @@ class OperationOverdue(errors.OperationPending):
 
 
 class SystemCallTimedOut(errors.PeerUnavailable):
-    """A system call has not returned in time."""
-
     def __init__(self, key: str, timeout_s: float) -> None:
         super().__init__(
             f"{key} does not answer", why=f"the system call has not returned within {timeout_s:g} s"
@@ -72,8 +66,6 @@ class SystemCallTimedOut(errors.PeerUnavailable):
 
 
 class ShuttingDown(errors.PeerUnavailable):
-    """The process is stopping and starts no new operations."""
-
     def __init__(self) -> None:
         super().__init__(
             "this process is stopping",

@@ -26,8 +26,6 @@ ID_MAX_BYTES = 128
 
 
 class InvalidPath(errors.InvalidRequest):
-    """A path of a request is malformed; this can be seen without looking at the disk."""
-
     def __init__(self, role: str, path: str, why: str) -> None:
         shown = path if len(path) <= 200 else f"{path[:200]}… ({len(os.fsencode(path))} bytes)"
         super().__init__(f"{role} {shown!r} is invalid", why=why)

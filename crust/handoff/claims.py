@@ -50,8 +50,6 @@ class State(enum.Enum):
 
 
 class NotPublished(errors.NotFound):
-    """No deferred volume is published at the target path."""
-
     def __init__(self, target: volumes.TargetPath | str) -> None:
         super().__init__(
             f"no deferred volume is published at {target}",
@@ -91,8 +89,6 @@ class HeldBySandbox(errors.NotReady):
 
 
 class HypervisorLives(HeldBySandbox):
-    """Nobody holds the claim's lock, and the process of claim.json runs: its keeper was killed."""
-
     def __init__(self, target: volumes.TargetPath, claim: "Claim", process: Process) -> None:
         errors.NotReady.__init__(
             self,

@@ -12,8 +12,6 @@ from crust.host.process import syscalls
 
 
 class UntrustedDirectory(errors.Refused):
-    """A directory of the handoff belongs to another user, or others may write to it."""
-
     def __init__(self, path: str, why: str) -> None:
         super().__init__(f"{path} is not trusted", why=why)
 

@@ -29,8 +29,6 @@ from crust.host.process import syscalls
 
 
 class UnknownHandoffFile(errors.Corrupt):
-    """The handoff directory holds a file or directory with a name that the specification does not define."""
-
     def __init__(self, path: str) -> None:
         super().__init__(
             f"{path} has no meaning in the handoff directory",

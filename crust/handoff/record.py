@@ -46,15 +46,11 @@ _COMPACT = json.JSONEncoder(separators=(",", ":"))
 
 
 class UnreadableHandoffRecord(errors.Corrupt):
-    """mountInfo.json or claim.json cannot be read, or breaks its schema."""
-
     def __init__(self, path: str, why: str) -> None:
         super().__init__(f"the record {path} cannot be read", why=why)
 
 
 class UnrecordableMount(errors.InvalidRequest):
-    """No valid record can express the deferred mount."""
-
     def __init__(self, target: str, why: str) -> None:
         super().__init__(f"the volume for {target} cannot be published to a runtime", why=why)
 

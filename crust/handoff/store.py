@@ -42,8 +42,6 @@ Clear = Callable[[volumes.TargetPath], None]
 
 
 class EntryDiffers(errors.Conflict):
-    """The target is published already, by another request."""
-
     def __init__(self, present: Record) -> None:
         super().__init__(
             f"{present.target} is published already",

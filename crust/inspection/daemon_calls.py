@@ -42,8 +42,6 @@ _SILENCES = {
 
 
 class DaemonNotResponding(errors.PeerUnavailable):
-    """No process answers on the socket of a daemon."""
-
     def __init__(self, daemon: str, path: str, why: str, hint: str) -> None:
         super().__init__(f"{daemon} does not answer on {path}", why=why, hint=hint)
 

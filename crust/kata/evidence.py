@@ -20,8 +20,6 @@ from crust.host.process import hidden, syscalls
 
 
 class VmUnknown(errors.NotReady):
-    """It cannot be proved which process is the sandbox's virtual machine."""
-
     def __init__(self, sandbox_id: str, why: str) -> None:
         super().__init__(
             f"the virtual machine of sandbox {sandbox_id} cannot be identified", why=why

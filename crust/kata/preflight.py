@@ -53,8 +53,6 @@ Stamp = tuple[tuple[str, int, int, int], ...]
 
 
 class KataUnfit(errors.NotReady):
-    """Kata's configuration forbids something that a deferred volume needs."""
-
     def __init__(self, path: Path, why: str, hint: str) -> None:
         super().__init__(
             f"Kata's configuration {path} cannot be used for deferred volumes", why=why, hint=hint

@@ -18,8 +18,6 @@ _log = logging.getLogger(__name__)
 
 
 class WrongRuntime(errors.NotReady):
-    """A pod mounts a volume that is published to another runtime handler than its own."""
-
     def __init__(self, record: Record, handler: str, pod: Pod) -> None:
         super().__init__(
             f"the volume at {record.target} cannot be used by pod {pod.name}",

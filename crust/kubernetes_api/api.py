@@ -49,15 +49,11 @@ Kept = TypeVar("Kept")
 
 
 class KubernetesApiUnavailable(errors.PeerUnavailable):
-    """The Kubernetes API did not answer, or refused to."""
-
     def __init__(self, subject: str, why: str) -> None:
         super().__init__(f"{subject} cannot be looked up", why=f"the Kubernetes API: {why[:500]}")
 
 
 class UnusableKubeconfig(InvalidSettings):
-    """The Kubernetes API cannot be reached by the kubeconfig, or by the pod's service account."""
-
     def __init__(self, kubeconfig: str, why: str) -> None:
         errors.InvalidRequest.__init__(
             self,

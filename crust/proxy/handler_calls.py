@@ -40,8 +40,6 @@ _SHOWN_MAX = 4096
 
 
 class HandlerNotResponding(errors.PeerUnavailable):
-    """The runtime handler did not answer a call."""
-
     def __init__(self, name: str, why: str) -> None:
         super().__init__(f"runtime handler {name!r} did not answer", why=why)
 

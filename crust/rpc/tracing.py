@@ -47,8 +47,6 @@ _ATTRIBUTES = {
 
 
 class TracesNotConfigured(errors.InvalidRequest):
-    """The environment asks OpenTelemetry for a feature that crust does not have."""
-
     def __init__(self, why: str) -> None:
         super().__init__("traces cannot be sent", why=why)
 

@@ -31,8 +31,6 @@ _SERVICE = handlers_pb2.DESCRIPTOR.services_by_name["RuntimeHandler"]
 
 
 class FeatureNotOffered(errors.Unsupported):
-    """The runtime does not have the feature. Runtimes raise it."""
-
     def __init__(self, feature: volumes.HandlerFeature) -> None:
         super().__init__(
             "the runtime does not support this call", why=f"it does not offer {feature.name}"

@@ -32,8 +32,6 @@ __all__ = ["Host", "ImageCalls", "ImageProcessFailed", "Key", "Mode", "asking"]
 
 
 class ImageProcessFailed(errors.PeerUnavailable):
-    """The process that asks the Ceph cluster about an image ended or did not answer in time."""
-
     def __init__(self, image: str, question: str) -> None:
         super().__init__(
             f"the Ceph cluster could not be asked about the image {image}",

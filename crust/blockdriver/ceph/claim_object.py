@@ -46,8 +46,6 @@ class Mode(enum.Enum):
 
 
 class UnreadableImageClaim(errors.Corrupt):
-    """The claim object of an image cannot be understood, so nobody may take the image."""
-
     def __init__(self, image: str, why: str) -> None:
         super().__init__(
             f"the claims on the image {image} cannot be read",

@@ -40,8 +40,6 @@ MACHINE_ID = "/etc/machine-id"
 
 
 class ImageClaimed(errors.NotReady):
-    """Another sandbox, or a node itself, has the image."""
-
     def __init__(self, image: str, holder: Holder, host: "Host") -> None:
         why = f"{holder.shown} has it since {holder.claimed_at}"
         if holder.machine == host.machine and host.machine:
@@ -53,8 +51,6 @@ class ImageClaimed(errors.NotReady):
 
 
 class ImageClaimLost(errors.NotReady):
-    """The holder's claim on the image was removed: it was cut off."""
-
     def __init__(self, image: str) -> None:
         super().__init__(
             f"this sandbox has lost its claim on the image {image}",

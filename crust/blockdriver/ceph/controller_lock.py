@@ -48,8 +48,6 @@ _log = logging.getLogger(__name__)
 
 
 class ControllerStandsBy(errors.PeerUnavailable):
-    """Another controller serves the pool; this one takes over when the other one has ended."""
-
     def __init__(self, address: str) -> None:
         super().__init__(
             "this controller stands by",
@@ -59,8 +57,6 @@ class ControllerStandsBy(errors.PeerUnavailable):
 
 
 class ControllerReplaced(errors.PeerUnavailable):
-    """Another controller has taken the pool over, so that this process must not change it any more."""
-
     def __init__(self, address: str) -> None:
         super().__init__(
             "this controller was replaced, and ends",

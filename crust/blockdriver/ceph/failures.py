@@ -18,8 +18,6 @@ Step = Literal["connect", "pool", "monitors", "data"]
 
 
 class CephMonitorsUnreachable(errors.PeerUnavailable):
-    """No monitor of the Ceph cluster answers."""
-
     def __init__(self, monitors: str) -> None:
         super().__init__(
             "the Ceph cluster cannot be asked", why=f"no monitor of {monitors} answered in time"
@@ -27,8 +25,6 @@ class CephMonitorsUnreachable(errors.PeerUnavailable):
 
 
 class CephKeyRefused(errors.Refused):
-    """The Ceph cluster does not know the user, or the key is wrong."""
-
     def __init__(self, user: str) -> None:
         super().__init__(
             f"the Ceph cluster refuses client.{user}",
@@ -38,8 +34,6 @@ class CephKeyRefused(errors.Refused):
 
 
 class CephNotPermitted(errors.Refused):
-    """The user's capabilities in the Ceph cluster do not allow an operation."""
-
     def __init__(self, error_text: str, user: str) -> None:
         super().__init__(
             f"{error_text}: client.{user} may not", why="its capabilities do not cover it"
@@ -48,8 +42,6 @@ class CephNotPermitted(errors.Refused):
 
 
 class CephPoolMissing(errors.NotReady):
-    """The Ceph cluster has no pool of that name."""
-
     def __init__(self, pool: str) -> None:
         super().__init__(
             f"the Ceph cluster has no pool {pool!r}", why="the settings or the volume name it"
@@ -58,8 +50,6 @@ class CephPoolMissing(errors.NotReady):
 
 
 class CephClientBlocklisted(errors.PeerUnavailable):
-    """The Ceph cluster has cut this client off."""
-
     def __init__(self, user: str, address: str = "") -> None:
         where = f", {address}" if address else ""
         super().__init__(
@@ -69,8 +59,6 @@ class CephClientBlocklisted(errors.PeerUnavailable):
 
 
 class CephImageBusy(errors.PeerUnavailable):
-    """Another client of the Ceph cluster changes the same image, or librbd's data of it, at this moment."""
-
     def __init__(self, error_text: str, number: int) -> None:
         super().__init__(
             f"{error_text} now",
@@ -79,15 +67,11 @@ class CephImageBusy(errors.PeerUnavailable):
 
 
 class CephConnectionClosed(errors.PeerUnavailable):
-    """The connection to the Ceph cluster was closed, because the process ends or the driver closes the pool."""
-
     def __init__(self) -> None:
         super().__init__("the connection to the Ceph cluster is closed")
 
 
 class CephFailed(errors.RuntimeFailed):
-    """A call of librados or librbd failed with an errno that has no error of its own."""
-
     def __init__(self, error_text: str, number: int) -> None:
         name = errno.errorcode.get(number, "no number")
         super().__init__(f"{error_text} failed", why=f"Ceph answered {name} ({number})")

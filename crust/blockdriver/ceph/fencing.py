@@ -43,8 +43,6 @@ _LOOK_EVERY_S = 0.1
 
 
 class ImageNotCutOff(errors.NotReady):
-    """A client that did not close the image is not blocklisted yet, so its writes may still arrive."""
-
     def __init__(self, image: str, ended: tuple[Holder, ...], user: str = "") -> None:
         clients = [f"{holder.address or 'the client'} of {holder.shown}" for holder in ended]
         may_not = f", and client.{user} may not" if user else ""

@@ -90,8 +90,6 @@ _DEFER_VALUES = tuple(value.value for value in Defer)
 
 
 class InvalidParameter(errors.InvalidRequest):
-    """A parameter with an invalid value."""
-
     def __init__(self, key: str, value: str, allowed: str) -> None:
         super().__init__(
             f"the parameter {key} cannot be {value[:64]!r}", why=f"it must be {allowed}"

@@ -19,8 +19,6 @@ from crust.core import errors, volumes
 
 
 class NodeNotFound(errors.NotFound):
-    """There is no node of this id with this driver's pool."""
-
     def __init__(self, node_id: str) -> None:
         super().__init__(
             f"there is no node {node_id!r}", why="this driver serves only the node that it runs on"

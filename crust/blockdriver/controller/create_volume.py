@@ -27,8 +27,6 @@ _log = logging.getLogger(__name__)
 
 
 class VolumeExistsDifferently(errors.Conflict):
-    """A volume of this name exists with other properties than requested."""
-
     def __init__(self, name: str, differences: str) -> None:
         super().__init__(
             f"the volume {name!r} exists already", why=f"its request differs in {differences}"

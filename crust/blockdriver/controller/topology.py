@@ -20,15 +20,11 @@ Segments = tuple[tuple[str, str], ...]
 
 
 class InvalidTopology(errors.InvalidRequest):
-    """A topology that violates the CSI specification."""
-
     def __init__(self, why: str) -> None:
         super().__init__("accessibility_requirements are invalid", why=why)
 
 
 class TopologyNotAccessible(errors.Exhausted):
-    """A volume or snapshot is required in a topology without this pool (CSI CreateVolume: RESOURCE_EXHAUSTED)."""
-
     def __init__(self, segment: str, kind: str = "volume") -> None:
         super().__init__(
             f"no {kind} can be made in the required topology",

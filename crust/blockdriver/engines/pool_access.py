@@ -111,8 +111,6 @@ class PoolAbsent(errors.PeerUnavailable):
 
 
 class UnknownPoolLayout(errors.Corrupt):
-    """A pool in a layout that this version does not know: to it, every volume of the pool would be absent."""
-
     def __init__(
         self,
         shown: str,
@@ -123,8 +121,6 @@ class UnknownPoolLayout(errors.Corrupt):
 
 
 class RecordChanged(errors.OperationPending):
-    """Another writer has changed a record since the caller read it."""
-
     def __init__(self, shown: str) -> None:
         super().__init__(f"{shown} is not written", why="it has changed since it was read")
 
@@ -189,8 +185,6 @@ class RecordStore(Protocol):
 
 
 class NoHostDevice(errors.NotReady):
-    """A volume without a block device on this host: only a hypervisor opens it."""
-
     def __init__(
         self, why: str = "its engine makes no block device: only a hypervisor can open it"
     ) -> None:

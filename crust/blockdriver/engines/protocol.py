@@ -30,8 +30,6 @@ the node of a local volume. ReadOnlyMany claims arrive so."""
 
 
 class ImageMissing(errors.Corrupt):
-    """A volume has a record, but its image does not exist."""
-
     def __init__(self, volume_id: str) -> None:
         super().__init__(
             f"the image of {volume_id} does not exist",
@@ -40,8 +38,6 @@ class ImageMissing(errors.Corrupt):
 
 
 class ImageReplaced(errors.Corrupt):
-    """Another file has the name of the image that a device of this node writes to."""
-
     def __init__(self, volume_id: str, device: str) -> None:
         super().__init__(
             f"the image of {volume_id} was replaced while it was attached",
@@ -51,8 +47,6 @@ class ImageReplaced(errors.Corrupt):
 
 
 class ForeignImage(errors.Corrupt):
-    """An image has the name of a volume's image, and the driver did not make it."""
-
     def __init__(self, volume_id: str, shown: str, use: str = "used") -> None:
         super().__init__(
             f"{volume_id} is not {use}",
@@ -70,8 +64,6 @@ def orphan_image(volume_id: str, present: str) -> errors.Corrupt:
 
 
 class StillAttached(errors.NotReady):
-    """A volume is attached on this node, and cannot be removed or moved."""
-
     def __init__(self, volume_id: str, place: str) -> None:
         super().__init__(f"{volume_id} is in use", why=f"it is attached as {place}")
 
@@ -108,15 +100,11 @@ class PoolSpace:
 
 
 class NoChangeTracking(errors.NotReady):
-    """The engine cannot compute the blocks that differ (CSI GetMetadataDelta: FAILED_PRECONDITION)."""
-
     def __init__(self, why: str) -> None:
         super().__init__("changed blocks cannot be computed", why=why)
 
 
 class SnapshotMissing(errors.Corrupt):
-    """A snapshot has a record, but its image does not exist."""
-
     def __init__(self, snapshot_id: str) -> None:
         super().__init__(
             f"the image of {snapshot_id} does not exist",

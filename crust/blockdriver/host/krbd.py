@@ -62,8 +62,6 @@ _FEATURES = {
 
 
 class KernelRefusesImage(errors.RuntimeFailed):
-    """The kernel does not map an image."""
-
     def __init__(self, image: str, number: int) -> None:
         why = {
             errno.ENXIO: "the image, or a parent of this clone, has features that this kernel does not know",

@@ -37,8 +37,6 @@ _IOPS_MAX = 2**32 - 1  # the kernel's maximum; it truncates larger numbers witho
 
 
 class CannotThrottle(errors.NotReady):
-    """This node has no control group through which the device could be limited."""
-
     def __init__(self, why: str) -> None:
         super().__init__("I/O limits cannot be held on this node", why=why)
 

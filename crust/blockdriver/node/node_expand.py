@@ -26,15 +26,11 @@ _log = logging.getLogger(__name__)
 
 
 class OnlineGrowthRefused(errors.NotReady):
-    """A mounted filesystem cannot be grown as it is (CSI NodeExpandVolume: FAILED_PRECONDITION)."""
-
     def __init__(self, volume_id: str, why: str) -> None:
         super().__init__(f"the filesystem of {volume_id} cannot grow while it is mounted", why=why)
 
 
 class NotPublishedAtPath(errors.NotFound):
-    """A volume is not published or staged at a path."""
-
     def __init__(self, volume_id: str, path: str) -> None:
         super().__init__(f"{volume_id} is not published or staged at {path}")
 

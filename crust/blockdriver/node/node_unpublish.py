@@ -81,8 +81,6 @@ class NodeUnpublish:
 
 
 class StillPublished(errors.NotReady):
-    """The volume to be unstaged is still published."""
-
     def __init__(self, volume_id: str, targets: tuple[str, ...]) -> None:
         super().__init__(
             f"{volume_id} cannot be unstaged", why=f"it is still published at {', '.join(targets)}"

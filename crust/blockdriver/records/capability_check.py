@@ -17,22 +17,16 @@ DEFAULT_FS_TYPE = "ext4"
 
 
 class CapabilityNotSupported(errors.InvalidRequest):
-    """This driver does not support the capability."""
-
     def __init__(self, why: str) -> None:
         super().__init__("the volume cannot have this capability", why=why)
 
 
 class CapabilityExceeded(errors.NotReady):
-    """The volume exists, but not with this capability."""
-
     def __init__(self, volume_id: str, why: str) -> None:
         super().__init__(f"{volume_id} cannot be used with this capability", why=why)
 
 
 class AboveLimit(errors.OutOfRange):
-    """The volume is larger than the request allows."""
-
     def __init__(self, volume_id: str, size_bytes: int, limit_bytes: int) -> None:
         super().__init__(
             f"{volume_id} has {size_bytes} bytes",
@@ -91,8 +85,6 @@ def wanted_fs_type(access: volumes.MountAccess, record: VolumeRecord, present: s
 
 
 class PublishedToOtherNode(errors.NotReady):
-    """Another node has the volume."""
-
     def __init__(self, volume_id: str, node_id: str) -> None:
         super().__init__(
             f"{volume_id} is published to the node {node_id}", why="one node at a time can have it"

@@ -220,8 +220,6 @@ _RAW_MINIMUM_BYTES = MIB
 
 
 class VolumeSizeNotPossible(errors.OutOfRange):
-    """No size satisfies both the request and the pool."""
-
     def __init__(self, why: str) -> None:
         super().__init__("a volume of that size is not possible", why=why)
 

@@ -41,15 +41,11 @@ ContentState = Literal["new", "formatting", "formatted", "raw"]
 
 
 class VolumeNotFound(errors.NotFound):
-    """No volume of this id exists."""
-
     def __init__(self, volume_id: str) -> None:
         super().__init__(f"there is no volume {volume_id!r}")
 
 
 class RecordMissing(errors.Corrupt):
-    """A volume has no content record."""
-
     def __init__(self, volume_id: str, path: str) -> None:
         super().__init__(
             f"the content of {volume_id} is unknown",
@@ -58,8 +54,6 @@ class RecordMissing(errors.Corrupt):
 
 
 class RecordUnreadable(errors.Corrupt):
-    """The record of a volume, a content or a snapshot set cannot be read: damaged, or of another version."""
-
     def __init__(self, path: str, why: str) -> None:
         super().__init__(f"the record {path} cannot be read", why=why)
 

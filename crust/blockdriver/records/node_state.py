@@ -49,15 +49,11 @@ _BOOT = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 class NotStaged(errors.NotReady):
-    """The volume is not staged, or its device was detached since."""
-
     def __init__(self, volume_id: str, why: str = "") -> None:
         super().__init__(f"{volume_id} is not staged on this node", why=why)
 
 
 class UnreadableEntry(errors.Corrupt):
-    """The file of a volume is damaged, or has the schema of another version."""
-
     def __init__(self, path: str, why: str) -> None:
         super().__init__(f"the node state entry {path} cannot be read", why=why)
 

@@ -46,8 +46,6 @@ _OF_OTHER_NODES = (
 
 
 class NotServedInMode(errors.Unsupported):
-    """An RPC of the part of the driver that does not run here."""
-
     def __init__(self, mode: Mode, method: str) -> None:
         other_mode = "controller" if mode == "node" else "node"
         super().__init__(

@@ -112,8 +112,6 @@ class OnHost:
 
 
 class ThawedEarly(errors.PeerUnavailable):
-    """A filesystem was not frozen for the whole copy."""
-
     def __init__(self, volume_id: str, why: str) -> None:
         super().__init__(f"{volume_id} is not copied", why=why)
 

@@ -37,8 +37,6 @@ _OF_CONTENT = ("state", "fs_type", "planned_uuid", "filled_bytes", "in_guest", "
 
 
 class ContentChanged(errors.OperationPending):
-    """A volume's content record has changed during the copy."""
-
     def __init__(self, volume_id: str) -> None:
         super().__init__(
             f"the copy of {volume_id} is not used",

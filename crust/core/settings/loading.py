@@ -29,8 +29,6 @@ _log = logging.getLogger(__name__)
 
 
 class InvalidSettings(errors.InvalidRequest):
-    """A setting is missing, unknown or invalid."""
-
     def __init__(self, program: str, why: str) -> None:
         super().__init__(f"crust {program} cannot start", why=why)
 

@@ -29,8 +29,6 @@ _MODES = frozenset(
 
 
 class CannotBeDeferred(errors.InvalidRequest):
-    """The volume is of a kind that no guest's kernel can mount from a block device."""
-
     def __init__(self, volume_id: str, why: str) -> None:
         super().__init__(f"volume {volume_id[:128]!r} cannot be deferred", why=why)
 

@@ -72,8 +72,6 @@ class PrivatePaths:
 
 
 class DriverDidNotCleanUp(errors.RuntimeFailed):
-    """The driver answered OK, and left a mount or files that it must have removed."""
-
     def __init__(self, call: str, path: str, remains: str) -> None:
         super().__init__(
             f"{call} left {remains} at {path}", why="the driver answered OK, and did not remove it"

@@ -26,8 +26,6 @@ _log = logging.getLogger(__name__)
 
 
 class StagedForMount(errors.Conflict):
-    """The volume is staged as block for a deferred mount, and the CO wants it as a raw block volume."""
-
     def __init__(self, key: volumes.VolumeKey) -> None:
         super().__init__(
             f"volume {key} is staged for a deferred mount",

@@ -45,15 +45,11 @@ PROBE_WINDOWS: tuple[tuple[int, int], ...] = (
 
 
 class NotABlockDevice(errors.InvalidRequest):
-    """A path that must be a block device is something else."""
-
     def __init__(self, path: str) -> None:
         super().__init__(f"{path} is not a block device")
 
 
 class DeviceNodeMissing(errors.NotReady):
-    """A block device has no node in /dev, or the node belongs to another device."""
-
     def __init__(self, number: str, path: str) -> None:
         super().__init__(
             f"the block device {number} cannot be handed to a runtime",

@@ -51,8 +51,6 @@ class LoopDevice:
 
 
 class LoopAttachedDifferently(errors.Conflict):
-    """The file has loop devices already, but not as requested."""
-
     def __init__(self, backing: str, devices: tuple[LoopDevice, ...], why: str) -> None:
         paths = ", ".join(device.path for device in devices)
         super().__init__(f"{backing} is attached at {paths}", why=why)

@@ -60,8 +60,6 @@ def describe(signature: Signature) -> str:
 
 
 class AmbiguousSignature(errors.Corrupt):
-    """The device carries signatures that contradict each other."""
-
     def __init__(self, path: str) -> None:
         super().__init__(
             f"the content of {path} is ambiguous",
@@ -70,8 +68,6 @@ class AmbiguousSignature(errors.Corrupt):
 
 
 class ProbeFailed(errors.RuntimeFailed):
-    """The device could not be probed, e.g. because it cannot be read."""
-
     def __init__(self, path: str, why: str) -> None:
         super().__init__(f"cannot probe {path}", why=why)
 

@@ -38,15 +38,11 @@ _TEMPORARY_SUFFIX = ".crust-tmp"
 
 
 class PathAlreadyExists(errors.Conflict):
-    """A path that is to be created exists already."""
-
     def __init__(self, path: str) -> None:
         super().__init__(f"{path} exists already")
 
 
 class UntrustedFile(errors.Refused):
-    """A file that another user could have written."""
-
     def __init__(self, path: str, why: str) -> None:
         super().__init__(
             f"{path} is not trusted",
@@ -57,8 +53,6 @@ class UntrustedFile(errors.Refused):
 
 
 class UnreadableFile(errors.Corrupt):
-    """A file that crust cannot have written like this."""
-
     def __init__(self, path: str, why: str) -> None:
         super().__init__(f"{path} cannot be read as a file of crust", why=why)
 
@@ -301,8 +295,6 @@ def _check_only_ours(path: str, status: os.stat_result) -> None:
 
 
 class DirectoryReplaced(errors.PeerUnavailable):
-    """The directory at a path is not the held one."""
-
     def __init__(self, path: str) -> None:
         super().__init__(
             f"{path} is not the directory that was opened",

@@ -68,8 +68,6 @@ def _flock(kind: int, at: int | None) -> bytes:
 
 
 class LockHeld(errors.NotReady):
-    """Another process holds the lock."""
-
     def __init__(self, path: str, pids: Sequence[int]) -> None:
         holder = f"process {', '.join(map(str, pids))}" if pids else "another process"
         super().__init__(f"{path} is locked", why=f"{holder} holds it")

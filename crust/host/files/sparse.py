@@ -28,8 +28,6 @@ _WRITE = os.O_RDWR | os.O_NOFOLLOW
 
 
 class NotAnImage(errors.Corrupt):
-    """An image's path is not a regular file."""
-
     def __init__(self, path: str) -> None:
         super().__init__(f"{path} is not an image", why="it is not a regular file")
 

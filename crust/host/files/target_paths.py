@@ -24,8 +24,6 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class SymlinkInPath(errors.Refused):
-    """A component of a target path below its root is a symbolic link."""
-
     def __init__(self, target: TargetPath, component: str) -> None:
         super().__init__(
             f"{target} is refused", why=f"its component {component!r} is a symbolic link"
@@ -33,8 +31,6 @@ class SymlinkInPath(errors.Refused):
 
 
 class TargetConflict(errors.Conflict):
-    """A target path exists with an unexpected type or content."""
-
     def __init__(self, target: TargetPath, why: str, *, hint: str = "check it by hand") -> None:
         super().__init__(
             f"{target} cannot be used as a target", why=why, hint=f"{hint}; nothing was removed"

@@ -47,8 +47,6 @@ class Content(Protocol):
 
 
 class ContentInDoubt(errors.Corrupt):
-    """The record and the device contradict each other."""
-
     def __init__(self, volume_id: str, recorded: str, holds: str) -> None:
         super().__init__(
             f"{volume_id} is neither formatted nor mounted",

@@ -44,8 +44,6 @@ _BLOCK_SIZES = {"ext4": (1024, 65536), "xfs": (512, 65536), "btrfs": (4096, 6553
 
 
 class InvalidSuperblock(errors.Corrupt):
-    """The superblock is not that of the expected filesystem, or a field of it is impossible."""
-
     def __init__(
         self, path: str, fs_type: str, why: str = "the magic number of its superblock differs"
     ) -> None:

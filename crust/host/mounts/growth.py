@@ -29,8 +29,6 @@ _CAP_SYS_RESOURCE = 24
 
 
 class MissingCapability(errors.Refused):
-    """The kernel requires a capability that this process lacks."""
-
     def __init__(self, what: str, capability: str) -> None:
         super().__init__(
             what,

@@ -57,8 +57,6 @@ class Completed:
 
 
 class CommandFailed(errors.RuntimeFailed):
-    """A program ended with an unexpected exit status, or wrote too much output."""
-
     def __init__(self, argv: Sequence[str], code: int, stderr_tail: str, *, why: str = "") -> None:
         ended = f"it exited with {code}" if code >= 0 else f"it was killed by signal {-code}"
         output = f": {stderr_tail.strip()}" if stderr_tail.strip() else ""

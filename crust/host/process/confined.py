@@ -91,8 +91,6 @@ _NOT_FOUND = 127
 
 
 class CannotConfine(errors.RuntimeFailed):
-    """A program cannot be confined on this host, so it reads no bytes that a guest may have written."""
-
     def __init__(self, program: str, why: str, hint: str = "") -> None:
         super().__init__(
             f"{program} was not run on a volume that a guest may have written", why=why, hint=hint

@@ -28,8 +28,6 @@ _excepted: tuple[str, ...] = ()
 
 
 class ControlGroupsExcepted(errors.NotReady):
-    """What the operator has excepted, to be shown as a problem that refuses nothing."""
-
     def __init__(self, groups: Iterable[str]) -> None:
         super().__init__(
             "processes that the kernel hides are not looked at",

@@ -25,38 +25,26 @@ from crust.core import errors
 
 
 class FileMissing(errors.NotFound):
-    """A file, directory or device that crust needs does not exist."""
-
     answered_as = errors.RuntimeFailed
 
 
 class FileInTheWay(errors.Conflict):
-    """A file or directory exists where crust creates its own, or is not of the expected kind."""
-
     answered_as = errors.RuntimeFailed
 
 
 class DeniedByKernel(errors.Refused):
-    """The kernel refuses crust an operation: missing privilege, or a read-only filesystem."""
-
     answered_as = errors.RuntimeFailed
 
 
 class UnsupportedByKernel(errors.Unsupported):
-    """The kernel or the filesystem does not offer an operation, or a seccomp filter answers in the kernel's place."""
-
     answered_as = errors.RuntimeFailed
 
 
 class NameTooLongForKernel(errors.InvalidRequest):
-    """A path is longer than the kernel allows."""
-
     answered_as = errors.RuntimeFailed
 
 
 class ProcessOutOfResources(errors.Exhausted):
-    """This process has no memory or no file descriptors left."""
-
     answered_as = errors.PeerUnavailable
 
 

@@ -58,8 +58,6 @@ _current: contextvars.ContextVar["Workers | None"] = contextvars.ContextVar("wor
 
 
 class NoWorkerFree(errors.PeerUnavailable):
-    """All threads of an engine are taken, and none became free in time."""
-
     def __init__(self, name: str, why: str) -> None:
         super().__init__(f"{name} cannot take more work", why=why)
         self.name = name

@@ -29,15 +29,11 @@ _KERNEL = re.compile(r"(?=.{0,64}$)([0-9]{1,4}\.[0-9]{1,4}[!-~]*)?")
 
 
 class ImplausibleStats(errors.RuntimeFailed):
-    """A runtime reported statistics that are impossible."""
-
     def __init__(self, why: str) -> None:
         super().__init__("the runtime's volume statistics are impossible", why=why)
 
 
 class InvalidRegistration(errors.InvalidRequest):
-    """A handler's RegisterRequest is malformed."""
-
     def __init__(self, why: str) -> None:
         super().__init__("the runtime handler cannot be registered", why=why)
 
@@ -112,8 +108,6 @@ def registration_to_wire(value: RegisterRequest) -> handlers_pb2.RegisterRequest
 
 
 class HandlerNameTaken(errors.Conflict):
-    """Another registered handler has the name."""
-
     def __init__(self, name: str, endpoint: str) -> None:
         super().__init__(
             f"runtime handler {name!r} is registered already",

@@ -30,22 +30,16 @@ _READER_MODES = frozenset(mode.value for mode in volumes.AccessMode if mode.read
 
 
 class MissingField(errors.InvalidRequest):
-    """A REQUIRED field is not set."""
-
     def __init__(self, field: str) -> None:
         super().__init__(f"{field} is missing", why="CSI requires it", hint=f"set {field}")
 
 
 class StagingPathNotGiven(errors.NotReady):
-    """CSI NodePublishVolume: FAILED_PRECONDITION where STAGE_UNSTAGE_VOLUME is advertised."""
-
     def __init__(self) -> None:
         super().__init__("staging_target_path is missing", why="this driver stages volumes")
 
 
 class FieldTooLong(errors.InvalidRequest):
-    """A field is longer than CSI allows."""
-
     def __init__(self, field: str, size_bytes: int, limit_bytes: int) -> None:
         super().__init__(
             f"{field} is too long",
@@ -128,15 +122,11 @@ def volume_id_of_any_driver(value: str) -> volumes.VolumeId:
 
 
 class UnsupportedValue(errors.InvalidRequest):
-    """A field has a value that the CSI specification does not define, or that means "unknown"."""
-
     def __init__(self, field: str, value: object) -> None:
         super().__init__(f"{field} is invalid", why=f"CSI does not define the value {value} for it")
 
 
 class InvalidDeferredMount(errors.RuntimeFailed):
-    """A driver answered a deferred publish with an invalid deferred_mount."""
-
     def __init__(self, why: str) -> None:
         super().__init__("the driver's deferred_mount is invalid", why=why)
 

@@ -27,8 +27,6 @@ _LOCK_PERIOD_S = 0.1
 
 
 class NotServing(errors.PeerUnavailable):
-    """The process does not serve: it starts, or stops."""
-
     def __init__(self) -> None:
         super().__init__(
             "this process does not serve", why="it has not finished its start, or it stops"

@@ -29,8 +29,6 @@ from crust.host.process.processes import Process
 
 
 class ClaimLost(errors.NotReady):
-    """The sandbox does not have the volume's claim, or has it no longer."""
-
     def __init__(self, target: volumes.TargetPath, sandbox_id: str, why: str) -> None:
         super().__init__(f"sandbox {sandbox_id} has no claim on the volume at {target}", why=why)
         self.target = target
@@ -38,15 +36,11 @@ class ClaimLost(errors.NotReady):
 
 
 class ClaimedSince(ClaimLost):
-    """Another holder has claimed the volume after this sandbox: it may have written to it."""
-
     def __init__(self, target: volumes.TargetPath, sandbox_id: str, by: str) -> None:
         super().__init__(target, sandbox_id, f"{by} has claimed the volume since then")
 
 
 class NotHandedOver(errors.NotReady):
-    """The process that should hold the claim does not have its lock."""
-
     def __init__(self, target: volumes.TargetPath, pids: Sequence[int]) -> None:
         named = ", ".join(map(str, pids))
         super().__init__(

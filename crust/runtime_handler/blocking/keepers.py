@@ -53,15 +53,11 @@ _SUCCESSIONS = 16
 
 
 class KeeperGone(errors.PeerUnavailable):
-    """No keeper serves the socket: the VM has ended, or keeper and standby were killed."""
-
     def __init__(self, path: Path, why: str) -> None:
         super().__init__(f"no keeper answers at {path}", why=why)
 
 
 class KeeperNotResponding(errors.PeerUnavailable):
-    """The keeper did not answer in time. It runs, so the claims are held."""
-
     def __init__(
         self, path: Path, why: str = f"nothing came within {_ANSWER_S:.0f} s, and it has not ended"
     ) -> None:

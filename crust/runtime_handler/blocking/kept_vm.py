@@ -37,8 +37,6 @@ _AGAIN_MS = 20
 
 
 class VmKilled(errors.NotReady):
-    """The VM was killed: another sandbox has, or had, a volume of it."""
-
     def __init__(self, sandbox_id: str, reason: errors.CrustError) -> None:
         super().__init__(
             f"the VM of sandbox {sandbox_id} was killed",

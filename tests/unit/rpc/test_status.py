@@ -36,7 +36,6 @@ def test_every_error_has_a_branch(leaf: type[errors.CrustError]) -> None:
     assert branch in status.CODES
     internal = status.CODES[branch] is grpc.StatusCode.INTERNAL
     assert internal == issubclass(leaf.answered_as or leaf, errors.RuntimeFailed)
-    assert leaf.__doc__
 
 
 @pytest.mark.parametrize("branch", BRANCHES, ids=lambda branch: branch.__name__)

@@ -45,8 +45,6 @@ _OTHERS = ("lost+found",)
 
 
 class PoolIdentityUnreadable(errors.Corrupt):
-    """The file with the pool's identity cannot be read."""
-
     def __init__(self, path: str, why: str) -> None:
         super().__init__(f"the identity of the pool in {path} cannot be read", why=why)
 

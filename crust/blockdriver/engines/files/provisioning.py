@@ -53,8 +53,6 @@ _log = logging.getLogger(__name__)
 
 
 class PoolNotUsable(errors.NotReady):
-    """The directory of the images, or the loop driver, cannot be used."""
-
     def __init__(self, pool: str, why: str) -> None:
         super().__init__("the block driver cannot serve volumes", why=f"{pool}: {why}")
 

@@ -51,8 +51,6 @@ _MOST_ANCESTORS = 100
 
 
 class RbdPoolUnreadable(errors.Corrupt):
-    """The object with the pool's identity cannot be read."""
-
     def __init__(self, shown: str, why: str) -> None:
         super().__init__(
             f"the identity of {shown} cannot be read",

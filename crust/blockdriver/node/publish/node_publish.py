@@ -33,8 +33,6 @@ from crust.host.process import workers
 
 
 class TargetOccupied(errors.Conflict):
-    """Another mount is at the target."""
-
     def __init__(self, target: str, occupant: str) -> None:
         super().__init__(f"{target} is occupied", why=f"{occupant} is mounted there")
 

@@ -31,8 +31,6 @@ _SHARED_MODES = frozenset({
 
 
 class TargetPublishedDifferently(errors.Conflict):
-    """The target has a publish with other arguments."""
-
     def __init__(self, target: str, volume_id: str) -> None:
         super().__init__(
             f"{volume_id} is published at {target} already", why="with other arguments than these"

@@ -30,8 +30,6 @@ MOST_OPEN = 16
 
 
 class CephKeyNotGiven(errors.NotReady):
-    """A node without a Ceph user of its own has got no key since its start."""
-
     def __init__(self, error_text: str) -> None:
         super().__init__(
             f"{error_text}: no key of a Ceph user is known",

@@ -52,8 +52,6 @@ _log = logging.getLogger(__name__)
 
 
 class RbdClientSilent(errors.NotReady):
-    """A client that has an image open does not answer, and a change of the image would cut it off."""
-
     def __init__(self, image: str, addresses: tuple[str, ...]) -> None:
         super().__init__(
             f"{image} is not changed now",
