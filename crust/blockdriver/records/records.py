@@ -156,7 +156,9 @@ class Records(Generic[M]):
         return record
 
     def save(self, record: M) -> M:
-        """Replace, durably, the bytes that `record` was read from; returns the new one. Raises `RecordChanged`."""
+        """Replace, durably and on a full disk too, the bytes that `record` was read from; returns the new one. Raises
+        `RecordChanged`.
+        """
         assert record.stored is not None
         written = record.model_copy(update={"revision": record.revision + 1})
         data = written.encode()

@@ -337,5 +337,5 @@ def test_program_that_cannot_start_is_error_and_no_exit_code(device: Path) -> No
 
 
 def test_missing_device_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(confined.CannotConfine, match=r"absent: No such file or directory$"):
+    with pytest.raises(confined.CannotConfine, match=r"absent: No such file or directory; "):
         tried("echo", tmp_path / "absent")
