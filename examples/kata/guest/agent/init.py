@@ -64,6 +64,8 @@ class Init:
         self._host_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         self._containers: set[int] = set()
         self._starting: dict[int, tuple[int, int]] = {}
+        self._failed: dict[int, dict[str, Any]] = {}
+        """The answers of starts that failed, by pid. Each waits for the end, until which the mounts stay busy."""
         self._agent = 0
         self._socket: socket.socket | None = None
         self._restarts_left = RESTARTS
@@ -87,6 +89,7 @@ class Init:
             print("crust: the agent keeps failing", flush=True)  # noqa: T201
             linux.power_off()
         self._restarts_left -= 1
+        self._failed.clear()
         kind = socket.SOCK_SEQPACKET
         ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
         for end in (ours, theirs):
@@ -142,7 +145,7 @@ class Init:
         error = os.read(report, 65536)
         os.close(report)
         if error:
-            self._send({"id": request, "error": json.loads(error)})
+            self._failed[pid] = {"id": request, "error": json.loads(error)}
         else:
             self._send({"id": request, "pid": pid})
 
@@ -156,7 +159,7 @@ class Init:
                 return
             if pid in self._containers:
                 self._containers.discard(pid)
-                self._send({"pid": pid, "status": status})
+                self._send(self._failed.pop(pid, {"pid": pid, "status": status}))
 
     def _send(self, message: dict[str, Any]) -> None:
         if self._socket is None:
