@@ -14,7 +14,7 @@ from crust.blockdriver.controller import topology
 from crust.blockdriver.controller.controller_publish import ControllerPublish
 from crust.blockdriver.controller.create_volume import Provisioner
 from crust.blockdriver.controller.list_volumes import VolumeLister
-from crust.blockdriver.controller.modify_volume import VolumeModifier
+from crust.blockdriver.controller.modify_volume import EnforcedByStorage, VolumeModifier
 from crust.blockdriver.engines.pool_access import RecordKind
 from crust.blockdriver.engines.protocol import Engine
 from crust.blockdriver.host import throttling
@@ -127,7 +127,9 @@ def build(  # noqa: PLR0913 - one per setting
     io_limits = IoLimits(stores, throttle or throttling.Throttle(io_cgroup), reachable)
     freezer = Freezer(Intents(run_dir), engine.access, reachable)
     snapshots = SnapshotSets(stores, freezer, max_snapshots_per_volume)
-    modifier = VolumeModifier(stores, io_limits)
+    modifier = VolumeModifier(
+        stores, EnforcedByStorage(engine.limits) if engine.limits else io_limits
+    )
     controller = Controller(
         role=role,
         stores=stores,

@@ -18,6 +18,7 @@ from functools import partial
 from typing import Protocol
 
 from crust.blockdriver.controller import class_parameters
+from crust.blockdriver.engines.protocol import StorageLimits
 from crust.blockdriver.records import capability_check, capacity
 from crust.blockdriver.records.models import Limits, VolumeRecord
 from crust.blockdriver.records.records import UNREADABLE
@@ -35,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 class LimitEnforcement(Protocol):
-    """Enforces the I/O limits of a volume on this node and in its guests (`IoLimits`)."""
+    """Enforces the I/O limits of a volume: this node does (`IoLimits`), or the storage."""
 
     def check_limits(self, volume_id: volumes.VolumeId, limits: volumes.IoLimits) -> None:
         """Raise the reason if `limits` cannot be enforced, as far as it is known before the change."""
@@ -67,8 +68,7 @@ class VolumeModifier:
         intended = await workers.run(self._begin, volume_id, changes)
         before = (intended.limits_before or intended.limits).value
         try:
-            if self.stores.engine.limits is None:
-                await self.enforcement.set_in_guests(volume_id, intended.limits.value, before)
+            await self.enforcement.set_in_guests(volume_id, intended.limits.value, before)
         except errors.PeerUnavailable:
             raise
         except errors.CrustError:
@@ -132,8 +132,7 @@ class VolumeModifier:
         record = self.stores.volume_records.load(volume_id)
         limits = class_parameters.changed(record.limits.value, changes)
         self.stores.provisioning.check_image(volume_id)
-        if self.stores.engine.limits is None:  # the storage takes every limit
-            self.enforcement.check_limits(volume_id, limits)
+        self.enforcement.check_limits(volume_id, limits)
         if limits != record.limits.value:
             # Only guests may miss an interrupted change: on this host the start has made it.
             deferred = self.stores.node_state.deferred_targets(volume_id)
@@ -141,7 +140,7 @@ class VolumeModifier:
             record = record.replaced(limits=Limits.of(limits), limits_before=before)
             record = self.stores.volume_records.save(record)
         try:
-            self._set_limits(volume_id, limits)
+            self.enforcement.set_on_host(volume_id, limits)
         except errors.CrustError:
             self._restore_limits(record)
             raise
@@ -200,13 +199,25 @@ class VolumeModifier:
         )
         volume_id = record.volume_id
         try:
-            self._set_limits(volume_id, record.limits.value)
+            self.enforcement.set_on_host(volume_id, record.limits.value)
         except errors.CrustError as err:
             extra = {"volume_id": volume_id, "error": err}
             _log.error("the previous I/O limits could not be restored", extra=extra)
 
-    def _set_limits(self, volume_id: volumes.VolumeId, limits: volumes.IoLimits) -> None:
-        if self.stores.engine.limits is not None:
-            self.stores.engine.limits.set_limits(volume_id, limits)
-        else:
-            self.enforcement.set_on_host(volume_id, limits)
+
+@dataclass(frozen=True, slots=True)
+class EnforcedByStorage:
+    """See `LimitEnforcement`."""
+
+    limits: StorageLimits
+
+    def check_limits(self, volume_id: volumes.VolumeId, limits: volumes.IoLimits) -> None:
+        """The storage takes every limit."""
+
+    def set_on_host(self, volume_id: volumes.VolumeId, limits: volumes.IoLimits) -> None:
+        self.limits.set_limits(volume_id, limits)
+
+    async def set_in_guests(
+        self, volume_id: volumes.VolumeId, limits: volumes.IoLimits, before: volumes.IoLimits
+    ) -> None:
+        """Nothing: the storage limits a guest's disk."""

@@ -132,11 +132,19 @@ class VolumeUsers(Users):
         return self._ids or PoolIds(self._noted())
 
     def find(self) -> None:
-        """Nothing: this node has no key, and the first one opens the pool. Every node uses it, without a lock. Each
-        call checks by itself, and a pod's key is not used between calls.
-        """
+        """Nothing: this node has no key."""
 
-    lock = renew = open = check_in_place = find
+    def lock(self) -> None:
+        """Nothing: every node uses the pool."""
+
+    def renew(self) -> None:
+        """Nothing: a node has no lock."""
+
+    def open(self) -> None:
+        """Nothing: the first key opens it."""
+
+    def check_in_place(self) -> None:
+        """Nothing: each call checks by itself, and a pod's key is not used between calls."""
 
     def let_go(self) -> None:
         """Forget all users, and disconnect after running calls have ended."""
