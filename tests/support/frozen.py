@@ -1,8 +1,10 @@
-"""Filesystems that another program has frozen (fsfreeze(8)): they stay so when that has ended."""
+"""Filesystems that stay frozen: of another program (fsfreeze(8)), or of an ended driver until it recovers."""
 
+import asyncio
 import subprocess
 
 from crust.blockdriver.host import fsfreeze
+from crust.blockdriver.snapshots.freezer import Freezer
 
 
 def freeze(mountpoint: str) -> bool:
@@ -17,3 +19,13 @@ def is_frozen(mountpoint: str) -> bool:
         return True
     fsfreeze.thaw(mountpoint)
     return False
+
+
+async def recovered(freezer: Freezer) -> None:
+    """Run the driver's recovery until each thaw that is left has ended, which it repeats itself."""
+    recovering = asyncio.create_task(freezer.keep_recovering())
+    await asyncio.sleep(0)  # it begins: its thaws are tasks now
+    thaws = [task for task in asyncio.all_tasks() if task.get_name().startswith("thaw ")]
+    await asyncio.gather(*thaws)
+    recovering.cancel()
+    await asyncio.wait([recovering])

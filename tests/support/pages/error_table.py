@@ -80,13 +80,24 @@ def _raised(path: Path) -> Iterator[tuple[str, Kind]]:
 
 
 def literal_hints() -> dict[str, list[str]]:
-    """What to do, as `<Branch>.named` calls of crust have it in a literal: the texts of each name."""
+    """What to do, as errors of crust have it in a literal where they are named, or in their class: by name."""
     hints: dict[str, list[str]] = {}
     for path in (ROOT / "crust").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_bytes())):
-            match node:
-                case ast.Call(ast.Attribute(attr="named"), [ast.Constant(str(name)), *_], keywords):
-                    for keyword in keywords:
-                        if keyword.arg == "hint" and isinstance(keyword.value, ast.Constant):
-                            hints.setdefault(name, []).append(str(keyword.value.value))
+        for name, call in _composed(ast.parse(path.read_bytes())):
+            for keyword in call.keywords:
+                if keyword.arg == "hint" and isinstance(keyword.value, ast.Constant):
+                    hints.setdefault(name, []).append(str(keyword.value.value))
     return hints
+
+
+def _composed(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
+    """The calls that compose an error's message, with its name."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(ast.Attribute(attr="named"), [ast.Constant(str(name)), *_]):
+                yield name, node
+            case ast.ClassDef(name):
+                for call in ast.walk(node):
+                    match call:
+                        case ast.Call(ast.Attribute(ast.Call(ast.Name("super")), "__init__")):
+                            yield name, call

@@ -22,7 +22,7 @@ from crust.host.process import syscalls
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.drivers.block_driver import MIB, Bench, Mode, caller, is_there, mount
 from tests.support.faults import syncs
-from tests.support.frozen import freeze, is_frozen
+from tests.support.frozen import freeze, is_frozen, recovered
 from tests.support.raised import raised
 from tests.support.records import pool_layout
 from tests.support.records.copies import in_use, left_frozen, made_of, unmount_lazily, up, write
@@ -145,10 +145,8 @@ async def test_failed_thaw_is_repeated_while_driver_runs(
             await copying.co.snapshot(source)
         if not is_mounted:
             await copying.unpublish(source, target)
-        repeating = asyncio.create_task(freezer.keep_recovering())
-        while intents(copying):  # noqa: ASYNC110 - of a thread
-            await asyncio.sleep(0)
-        repeating.cancel()
+        await recovered(freezer)
+        assert intents(copying) == []
     if is_mounted:
         assert not is_frozen(target)
         await copying.unpublish(source, target)
@@ -161,11 +159,7 @@ async def test_failed_thaw_at_start_is_repeated_while_driver_runs(copying: Bench
     with failing_thaws(3):
         await asyncio.to_thread(copying.restart)
         assert is_frozen(target)
-        freezer = copying.driver.controller.snapshots.freezer
-        repeating = asyncio.create_task(freezer.keep_recovering())
-        while intents(copying):  # noqa: ASYNC110 - of a thread
-            await asyncio.sleep(0)
-        repeating.cancel()
+        await recovered(copying.driver.controller.snapshots.freezer)
     assert (is_frozen(target), intents(copying)) == (False, [])
 
 

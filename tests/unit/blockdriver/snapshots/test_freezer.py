@@ -12,6 +12,7 @@ from crust.blockdriver.snapshots.freezer import Freezer, InGuest
 from crust.blockdriver.snapshots.host_freeze import Intent, Intents
 from crust.core import errors, volumes
 from tests.support.drivers.memory_backend import MemoryBackend
+from tests.support.frozen import recovered
 from tests.support.runtimes.fake_guests import FakeGuests, Guest
 
 ONE = InGuest(volumes.VolumeId("vol-1"), volumes.TargetPath("/pods/one/mount"), "")
@@ -153,16 +154,6 @@ async def test_freeze_without_a_runtime_socket_is_refused(
             pytest.fail("it is not copied")
     assert list((tmp_path / "freezes").iterdir()) == []
     assert caplog.records == []
-
-
-async def recovered(freezer: Freezer) -> None:
-    """Recovery, until it tries no thaw any more."""
-    recovering = asyncio.create_task(freezer.keep_recovering())
-    await asyncio.sleep(0)  # it begins
-    thaws = [task for task in asyncio.all_tasks() if task.get_name().startswith("thaw ")]
-    await asyncio.gather(*thaws)
-    recovering.cancel()
-    await asyncio.wait([recovering])
 
 
 @pytest.mark.parametrize("later", ["", '\0{"later": true}'], ids=["", "of a later version"])
