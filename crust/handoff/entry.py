@@ -109,7 +109,7 @@ def read(paths: EntryPaths) -> Entry | None:
 
 
 def find_record(paths: EntryPaths) -> Record | None:
-    """The record without its claim; None if it is absent. Raises the error of one that cannot be read."""
+    """The record without its claim; None if it is absent (H-11). Raises the error of one that cannot be read."""
     if not directories.exists(paths.directory):
         return None
     data = durable.find(paths.record, limit_bytes=records.LIMIT_BYTES)

@@ -5,7 +5,7 @@ may inherit a lock that is never released. The agent sends requests over a seqpa
 
     {"id": n, "spec": {...}} + stdin, stdout, stderr      -> {"id": n, "pid": p} or {"id": n, "error": [...]}
     {"kill": pid, "signal": s}                            pid 0 means all, also those of an earlier agent
-    (an exit)                                             -> {"pid": p, "status": wait status}
+    (an exit)                                             -> {"pid": p, "status": wait status}; none after an error
 
 An agent that dies is started again; containers and mounts outlive it. After RESTARTS starts the guest powers off: the
 host then handles it as a VM that has ended.
