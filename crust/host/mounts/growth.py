@@ -95,7 +95,7 @@ def _grow(fd: int, fs_type: str, device: str) -> None:
         if new_blocks > blocks:
             fcntl.ioctl(fd, _XFS_GROWFSDATA, _GROW.pack(new_blocks, inode_percent))
     elif fs_type == "btrfs":
-        fcntl.ioctl(fd, _BTRFS_RESIZE, bytearray(_BTRFS_ARGUMENTS.pack(0, b"max")))
+        syscalls.ioctl(fd, _BTRFS_RESIZE, bytearray(_BTRFS_ARGUMENTS.pack(0, b"max")))
     else:
         raise errors.Unsupported(action, why="crust cannot grow this kind of filesystem")
 

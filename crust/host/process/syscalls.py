@@ -231,6 +231,8 @@ _fallocate = _raising(_libc.fallocate)
 _libc.sync_file_range.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
 sync_file_range = _raising(_libc.sync_file_range)
 
+_ioctl = _raising(_libc.ioctl)
+
 _open_tree = _declared(428, _LONG, _TEXT, _LONG)
 _move_mount = _declared(429, _LONG, _TEXT, _LONG, _TEXT, _LONG)
 _fsopen = _declared(430, _TEXT, _LONG)
@@ -245,6 +247,15 @@ def call(number: int, *arguments: int | bytes) -> int:
     """A system call whose number depends on the architecture."""
     types = [ctypes.c_char_p if isinstance(argument, bytes) else _LONG for argument in arguments]
     return _declared(number, *types)(*arguments)
+
+
+def ioctl(descriptor: int, request: int, changed: bytearray) -> None:
+    """ioctl(2) with a buffer of any size that the kernel changes.
+
+    fcntl.ioctl keeps the interpreter's lock where the buffer has more than 1,024 bytes: all other calls would wait.
+    """
+    buffer = (ctypes.c_char * len(changed)).from_buffer(changed)
+    _ioctl(descriptor, ctypes.c_ulong(request), buffer)
 
 
 def fallocate(descriptor: int, mode: int, offset: int, length: int) -> None:
