@@ -1,12 +1,13 @@
 """The parts of a file that hold data, the parts of two files that are different blocks, and the bytes of many files.
 
-`allocated` uses SEEK_DATA: a hole, or a part that was reserved and never written, reads as zeros. `differing`
-compares where the blocks of two files are (FIEMAP): blocks that both share by reference are equal, and no byte is
-read. That is exact as long as neither file changes. Blocks without a known position (compressed, inline, not yet
-allocated) count as different: the result may be too large, and is never too small.
+`allocated` leaves out holes and what was reserved and never written, which read as zeros: by FIEMAP, whose answer has
+hundreds of parts, and by SEEK_DATA where the filesystem has no FIEMAP. `differing` compares where the blocks of two
+files are (FIEMAP): blocks that both share by reference are equal, and no byte is read. That is exact as long as
+neither file changes. Blocks without a known position (compressed, inline, not yet allocated) count as different: the
+result may be too large, and is never too small.
 
 A tenant that writes every second block of its volume decides how many parts there are. So each list is a generator,
-which holds one batch of FIEMAP of each file and no list of all parts, and can begin at any byte.
+which holds one batch of FIEMAP of each file and no list of all parts, can begin at any byte, and rests after a batch.
 
 `Occupied` counts each byte of the device once, however many files share it, which neither st_blocks nor statvfs(3)
 says. A part whose place or size on the device is not known (compressed, encrypted, not yet allocated) may take
@@ -16,12 +17,12 @@ Source: lseek(2), and Linux Documentation/filesystems/fiemap.rst.
 """
 
 import errno
-import fcntl
 import os
 import struct
+import time
 from array import array
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from crust.host.answers import NotSeen
 from crust.host.files.durable import AnyPath
@@ -29,18 +30,19 @@ from crust.host.process import syscalls
 
 _FS_IOC_FIEMAP = 0xC020660B  # _IOWR('f', 11, struct fiemap)
 _HEAD = struct.Struct("=QQIIII")
-_EXTENT = struct.Struct("=QQQQQIIII")
+_EXTENT = struct.Struct("=QQQ16xI12x")  # offset, place, length, flags
 _SYNC, _BATCH = 0x1, 512
+_REST_S = 0.001
+"""The rest after a batch, whose work takes about half of it: other calls get the interpreter at once meanwhile."""
 _LAST, _UNWRITTEN = 0x1, 0x800
 _PLACE_UNKNOWN = 0x2 | 0x4 | 0x8 | 0x80 | 0x100 | 0x200 | 0x400
 """FIEMAP_EXTENT_UNKNOWN, DELALLOC, ENCODED, DATA_ENCRYPTED, NOT_ALIGNED, DATA_INLINE, DATA_TAIL."""
 _INLINE, _SHARED = 0x200, 0x2000
 _MOST_PARTS = 1 << 19
-"""A list of so many parts takes 50 MiB and a second."""
+"""A list of so many parts takes 50 MiB and two seconds."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Extent:
+class Extent(NamedTuple):
     """A part of a file, or of a volume or snapshot, in bytes."""
 
     offset: int
@@ -52,14 +54,12 @@ class Extent:
         return self.offset + self.length
 
 
-@dataclass(frozen=True, slots=True)
-class _Placed:
+class _Placed(NamedTuple):
     """A part of a file and its position on the device; None where that is not known."""
 
     start: int
     end: int
     place: int | None
-    flags: int = 0
 
 
 def allocated(path: AnyPath, start: int = 0) -> Iterator[Extent]:
@@ -68,7 +68,14 @@ def allocated(path: AnyPath, start: int = 0) -> Iterator[Extent]:
         syscalls.translating(f"cannot look for the data of {path}"),
         syscalls.closing(_open(path)) as fd,
     ):
-        yield from data_of(fd, start)
+        try:
+            for offset, _, length, flags in _extents_of(fd, start, _SYNC):
+                if not flags & _UNWRITTEN:
+                    yield Extent(offset, length)
+        except OSError as err:
+            if err.errno != errno.EOPNOTSUPP:  # of the first question: tmpfs and NFS have no FIEMAP
+                raise
+            yield from data_of(fd, start)
 
 
 def differing(base: AnyPath, target: AnyPath, start: int = 0) -> Iterator[Extent]:
@@ -123,17 +130,17 @@ class Occupied:
         """Count a file, or what it shares with none. Raises `OSError`, and `NotSeen` for over `_MOST_PARTS` parts."""
         skipped = _INLINE if shared else _INLINE | _SHARED
         with syscalls.closing(_open(path)) as fd:
-            for part in _placed_of(fd, 0):
-                if part.flags & skipped:
+            for _, place, length, flags in _extents_of(fd, 0):
+                if flags & skipped:
                     continue
-                if part.place is None:
-                    self._unknown_bytes += part.end - part.start
+                if flags & _PLACE_UNKNOWN:
+                    self._unknown_bytes += length
                     continue
                 if len(self._starts) == _MOST_PARTS:
                     why = f"the files have more than {_MOST_PARTS} parts"
                     raise NotSeen(f"cannot count the blocks of {path}", why=why)
-                self._starts.append(part.place)
-                self._ends.append(part.place + part.end - part.start)
+                self._starts.append(place)
+                self._ends.append(place + length)
 
     def least_bytes(self) -> int:
         """Without the parts that are not known."""
@@ -177,33 +184,40 @@ _UNPLACED = -1
 def _shared_of(path: str) -> Iterator[tuple[int, int, str]]:
     """The places of a file's shared parts: all that are not known are one place, before the device's first byte."""
     with syscalls.closing(_open(path)) as fd:
-        for part in _placed_of(fd, 0):
-            if part.flags & _SHARED:
-                place = _UNPLACED if part.place is None else part.place
-                yield place, 0 if part.place is None else place + part.end - part.start, path
+        for _, place, length, flags in _extents_of(fd, 0):
+            if flags & _SHARED:
+                is_known = not flags & _PLACE_UNKNOWN
+                yield (place, place + length, path) if is_known else (_UNPLACED, 0, path)
 
 
-def _placed_of(fd: int, start: int, *, sync: bool = False) -> Iterator[_Placed]:
-    """The extents of a file that end after `start`, ascending; with `sync` after its dirty pages are written back."""
-    end, flags, count = start, 0, 1
-    while count and not flags & _LAST:
-        answer = bytearray(_HEAD.size + _BATCH * _EXTENT.size)
-        _HEAD.pack_into(answer, 0, end, (1 << 64) - 1 - end, _SYNC if sync else 0, 0, _BATCH, 0)
-        fcntl.ioctl(fd, _FS_IOC_FIEMAP, answer)
+def _extents_of(fd: int, start: int, flags: int = 0) -> Iterator[tuple[int, int, int, int]]:
+    """The offset, the place, the length and the flags of each extent of a file that ends after `start`, ascending.
+    With the flag `_SYNC` after the file's dirty pages are written back.
+
+    One tuple for each extent, made by the interpreter itself: a tenant decides how many there are.
+    """
+    answer = bytearray(_HEAD.size + _BATCH * _EXTENT.size)
+    extents = memoryview(answer)[_HEAD.size :]
+    last, count = 0, 1
+    while count and not last & _LAST:
+        if count > 1:
+            time.sleep(_REST_S)
+        _HEAD.pack_into(answer, 0, start, (1 << 64) - 1 - start, flags, 0, _BATCH, 0)
+        syscalls.ioctl(fd, _FS_IOC_FIEMAP, answer)
         count = _HEAD.unpack_from(answer)[3]
-        for number in range(count):
-            fields = _EXTENT.unpack_from(answer, _HEAD.size + number * _EXTENT.size)
-            begin, place, flags = fields[0], fields[1], fields[5]
-            end = begin + fields[2]
-            yield _Placed(begin, end, None if flags & _PLACE_UNKNOWN else place, flags)
+        for extent in _EXTENT.iter_unpack(extents[: count * _EXTENT.size]):
+            yield extent
+            offset, _, length, last = extent
+            start = offset + length
 
 
 def _written_of(fd: int, start: int) -> Iterator[_Placed]:
     """The extents within the file's size that hold data: unwritten ones read as zeros."""
     size = os.fstat(fd).st_size
-    for part in _placed_of(fd, start, sync=True):
-        if part.start < size and not part.flags & _UNWRITTEN:
-            yield part if part.end <= size else replace(part, end=size)
+    for begin, place, length, flags in _extents_of(fd, start, _SYNC):
+        if begin < size and not flags & _UNWRITTEN:
+            known = None if flags & _PLACE_UNKNOWN else place
+            yield _Placed(begin, min(begin + length, size), known)
 
 
 def _differences(

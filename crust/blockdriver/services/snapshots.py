@@ -276,32 +276,34 @@ class SnapshotCalls:
         is_complete = False
         while not is_complete:
             question = (blocks.snapshot_ids, start, blocks.in_part)
-            read = partial(self._read, blocks, start)
+            read = partial(self._read, kind, blocks, start)
             with contextlib.ExitStack() as operations:
                 for snapshot_id in blocks.snapshot_ids:  # no call deletes one during the read
                     operations.enter_context(
                         self.calls.running.shared(snapshot_id, "a read of its block list")
                     )
                 async with workers.turn():
-                    part = await self.calls.read(question, read, call)
-            is_complete = len(part) < blocks.in_part
-            for first in range(0, len(part), blocks.in_message):
-                yield kind(
-                    block_metadata_type=csi_pb2.VARIABLE_LENGTH,
-                    volume_capacity_bytes=blocks.end,
-                    block_metadata=part[first : first + blocks.in_message],
-                )
-            if part:
-                start = part[-1].byte_offset + part[-1].size_bytes
+                    messages = await self.calls.read(question, read, call)
+            for message in messages:
+                yield message
+                last = message.block_metadata[-1]
+                start = last.byte_offset + last.size_bytes
+            is_complete = sum(len(one.block_metadata) for one in messages) < blocks.in_part
 
-    def _read(self, blocks: _Blocks, start: int) -> Sequence[csi_pb2.BlockMetadata]:
+    def _read(self, kind: type[M], blocks: _Blocks, start: int) -> Sequence[M]:
+        """The messages of one part. A thread makes them: the event loop has the calls of all tenants."""
         for snapshot_id in blocks.snapshot_ids:
             self.snapshots.find(snapshot_id)  # deleted since the part before?
-        regions = within(blocks.read(start), start, blocks.end)
-        return tuple(
-            csi_pb2.BlockMetadata(byte_offset=region.offset, size_bytes=region.length)
-            for region in itertools.islice(regions, blocks.in_part)
-        )
+        part = itertools.islice(within(blocks.read(start), start, blocks.end), blocks.in_part)
+        messages: list[M] = []
+        while regions := tuple(itertools.islice(part, blocks.in_message)):
+            message = kind(
+                block_metadata_type=csi_pb2.VARIABLE_LENGTH, volume_capacity_bytes=blocks.end
+            )
+            for offset, length in regions:
+                message.block_metadata.add(byte_offset=offset, size_bytes=length)
+            messages.append(message)
+        return messages
 
 
 def is_met(pb: csi_pb2.TopologyRequirement, segment: str) -> bool:
@@ -369,6 +371,6 @@ def within(regions: Iterable[Extent], start: int, end: int) -> Iterator[Extent]:
     """The parts of `regions` from `start` to `end`, in bytes."""
     for region in regions:
         first = max(region.offset, start)
-        last = min(region.offset + region.length, end)
+        last = min(region.end, end)
         if first < last:
             yield Extent(first, last - first)

@@ -3,6 +3,8 @@
 import itertools
 import os
 import random
+import tempfile
+import time
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -88,12 +90,50 @@ def test_differing_of_fragmented_files_reads_no_further_than_asked() -> None:
     assert max(read.values()) <= 5
 
 
-def test_allocated_of_a_fragmented_file_is_not_held(tmp_path: Path) -> None:
-    """5,000 parts are half a megabyte as objects."""
+@pytest.fixture
+def fragmented(tmp_path: Path) -> Path:
+    """A file in 5,000 parts."""
     path = tmp_path / "image"
     with path.open("wb") as file:
         for number in range(5000):
             os.pwrite(file.fileno(), b"data", number * 8192)
+    return path
+
+
+def test_walk_of_a_fragmented_file_rests_after_each_batch(
+    fragmented: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that it holds the interpreter for a part of the time, however many parts a tenant made."""
+    rests = 0
+
+    def rest(_: float) -> None:
+        nonlocal rests
+        rests += 1
+
+    monkeypatch.setattr(time, "sleep", rest)
+    for walk in (
+        lambda: extents.allocated(fragmented),
+        lambda: extents.added(fragmented, fragmented),
+        lambda: extents.sharing([os.fspath(fragmented)]),
+        lambda: extents.Occupied().add(fragmented),
+    ):
+        rests = 0
+        for _ in walk() or ():
+            pass
+        assert rests >= 5000 // 512
+
+
+def test_allocated_without_fiemap_is_the_same() -> None:
+    with tempfile.NamedTemporaryFile(dir="/dev/shm") as file:  # tmpfs has none
+        for offset in (0, 4096, 16384):
+            os.pwrite(file.fileno(), b"data" * 1024, offset)
+        assert [*extents.allocated(file.name)] == [Extent(0, 8192), Extent(16384, 4096)]
+        assert [*extents.allocated(file.name, 8192)] == [Extent(16384, 4096)]
+
+
+def test_allocated_of_a_fragmented_file_is_not_held(fragmented: Path) -> None:
+    """5,000 parts are half a megabyte as objects."""
+    path = fragmented
     tracemalloc.start()
     try:
         assert sum(1 for _ in extents.allocated(path)) == 5000
