@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import figures, machine, records
+from benchmarks import node as nodes
 from crust.core import volumes
 from crust.handoff import claims
 from crust.handoff.store import Store
@@ -110,13 +111,15 @@ class _Node:
 async def measure() -> Result:
     """Measure on a tmpfs, as /run is on a node."""
     measured = Measured()
-    with tempfile.TemporaryDirectory(dir="/run", prefix="crust-k-") as directory:
-        _restored(Path(directory), measured)
-        async with _node(Path(directory)) as node:
+    with nodes.run_directory() as directory:
+        _restored(directory, measured)
+        async with _node(directory) as node:
             await _plain(node, measured)
             await _creates(node, measured)
             await _ends(node, measured)
-            rest = await _at_rest(node.daemon)
+            async with engines.serving(f"{directory}/nri.sock", engines.Engine()) as engine:
+                await engine.registered.wait()
+                rest = await _at_rest(node.daemon)
     return Result({**measured.samples(), **rest})
 
 

@@ -35,9 +35,20 @@ def directories() -> Iterator[NodePaths]:
         undo.callback(clean_up, base, base)
         for run in (paths.crust_run, base / "driver-run"):
             run.mkdir()
-            _run("mount", "-t", "tmpfs", "-o", "mode=0700", "crust-bench", str(run))
+            _mount_tmpfs(run)
         paths.logs.mkdir()
         yield paths
+
+
+@contextlib.contextmanager
+def run_directory() -> Iterator[Path]:
+    """An empty run directory, on a tmpfs; it is removed on exit, with the mounts below it."""
+    with tempfile.TemporaryDirectory(prefix="crust-") as base, contextlib.ExitStack() as undo:
+        undo.callback(clean_up, Path(base), Path(base))
+        run = Path(base, "run")
+        run.mkdir()
+        _mount_tmpfs(run)
+        yield run
 
 
 async def start(
@@ -202,5 +213,6 @@ def clean_up(targets: Path, files: Path) -> None:
             loop.detach(device)
 
 
-def _run(*command: str) -> None:
+def _mount_tmpfs(path: Path) -> None:
+    command = ["mount", "-t", "tmpfs", "-o", "mode=0700", "crust-bench", str(path)]
     subprocess.run(command, check=True)
