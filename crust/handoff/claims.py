@@ -18,6 +18,7 @@ import fcntl
 import json
 import os
 import stat
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from typing import Annotated, Literal, Self
 
@@ -199,26 +200,29 @@ class ClaimLock:
         return cls(fd, paths, _is_settled=False) if keep else None
 
     @classmethod
-    def of_holder(cls, paths: layout.EntryPaths, pid: int) -> Self | None:
-        """A copy of the lock that the process holds; None if it does not hold the entry's lock.
+    def of_holder(cls, entries: Collection[layout.EntryPaths], pid: int) -> dict[str, Self]:
+        """Copies of the locks of these entries that the process holds, by digest; one list of its descriptors.
 
         Setting a lock again succeeds through the description that has the lock, and fails through any other: so the
         copy proves who holds the lock, and nobody else can take it while the copy is open.
         """
-        if not is_held(paths):
-            return None
-        copies = open_files.copies(pid, paths.claim_lock)
+        held = {paths.claim_lock: paths for paths in entries if is_held(paths)}
+        found: dict[str, Self] = {}
         with (
-            syscalls.translating(f"cannot look at {paths.claim_lock}"),
-            contextlib.closing(copies),
+            syscalls.translating(f"cannot look at the locks of process {pid}"),
+            contextlib.closing(open_files.copies(pid, held)) as copies,
+            contextlib.ExitStack() as undo,
         ):
-            for copy in copies:
+            for path, copy in copies:
+                lock = cls(copy, held[path])
+                undo.callback(lock.close)
                 is_writable = fcntl.fcntl(copy, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY
                 # somebody has the lock, so only that description can set it
-                if is_writable and locks.try_lock(copy) and _is_at(paths.claim_lock, copy):
-                    return cls(copy, paths)
-                os.close(copy)
-        return None
+                is_its = is_writable and locks.try_lock(copy) and _is_at(path, copy)
+                if not is_its or found.setdefault(lock.paths.digest, lock) is not lock:
+                    lock.close()
+            undo.pop_all()
+        return found
 
     def dead(self) -> Claim | None:
         """The dead claim that was put aside, also by an earlier claimant that was killed; None without one.

@@ -15,7 +15,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from crust.core import errors, operations, volumes
@@ -191,16 +191,16 @@ class KataGate:
     ) -> None:
         runtime = self._runtimes.of(pod.id)
         sandbox = _sandbox(pod, runtime)
-        records = {mount.record.digest: mount.record for mount in mounts}.values()
-        self._grants.check_claimed(sandbox, records)
-        for mount in mounts:
-            runtime.check_mounted(
-                sandbox.id, sandbox.pid, container.id, mount.destination, mount.record
-            )
-        if not attempt.decide():
-            return
-        self._grants.withdraw(sandbox.id, _user(container).__eq__)
-        self._grants.mounted(sandbox, records)
+        with self._grants.adopted(sandbox, _records(mounts)) as claims:
+            for mount in mounts:
+                runtime.check_mounted(
+                    sandbox.id, sandbox.pid, container.id, mount.destination, mount.record
+                )
+            if not attempt.decide():
+                return
+            self._grants.withdraw(sandbox.id, _user(container).__eq__)
+            for claim in claims:
+                claim.report_mounted()
         self._note(runtime, container, mounts)
 
     def _note(self, runtime: KataBuild, container: Container, mounts: list[ServedMount]) -> None:
@@ -242,8 +242,8 @@ class KataGate:
 
     def _check_running(self, pod: Pod, container: Container, mounts: list[ServedMount]) -> None:
         runtime = self._runtimes.of(pod.id)
-        self._grants.check_claimed(_sandbox(pod, runtime), [mount.record for mount in mounts])
-        self._note(runtime, container, mounts)
+        with self._grants.adopted(_sandbox(pod, runtime), _records(mounts)):
+            self._note(runtime, container, mounts)
 
     def _served_mounts(self, pod: Pod, container: Container) -> list[ServedMount]:
         """The mounts that one of our handlers must serve. Raises for a mount that the pod may not use."""
@@ -271,6 +271,11 @@ class KataGate:
 def _user(container: Container) -> User:
     """The container as its sandbox's keeper knows it: each attempt to run it has another id, and the same name."""
     return f"{container.id}/{container.name}"
+
+
+def _records(mounts: Collection[ServedMount]) -> dict[str, Record]:
+    """By digest: two mounts may have one volume."""
+    return {mount.record.digest: mount.record for mount in mounts}
 
 
 def _name(user: User) -> str:

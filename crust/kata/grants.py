@@ -8,10 +8,9 @@ at a time work on one volume.
 """
 
 import contextlib
-import functools
 import json
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -22,15 +21,14 @@ from crust.handoff.record import Record
 from crust.handoff.store import Store
 from crust.host.block import openers
 from crust.host.files import durable
-from crust.host.mounts import mountinfo
 from crust.kata import entry
 from crust.runtime_handler.blocking import (
     Claim,
     ClaimLost,
     Process,
-    State,
-    adopt_volume,
+    adopt_volumes,
     claim_volumes,
+    hand_over_claims,
     keepers,
     kept_vm,
 )
@@ -128,31 +126,32 @@ class Grants:
                     keeper.put(record.digest, file, new=new, back=back, user=user)
             return undo.pop_all().close
 
-    def check_claimed(self, sandbox: Sandbox, records: Collection[Record]) -> None:
-        """Raise `VolumeNotClaimed` unless the sandbox has each of them by a keeper of its machine."""
-        claimed = self._claimed(sandbox, {record.digest: record for record in records})
-        for record in records:
-            if record.digest in claimed:
-                continue
-            raise errors.NotReady.named(
-                "VolumeNotClaimed",
-                f"the volume at {record.target} is not claimed for sandbox {sandbox.id}",
-                why="its keeper does not hold the claim: the container was created while crust kata was away, or "
-                "the claim has ended",
-            )
+    @contextlib.contextmanager
+    def adopted(self, sandbox: Sandbox, records: Mapping[str, Record]) -> Iterator[list[Claim]]:
+        """The claims of the records, by their digests, adopted while the block runs.
 
-    def mounted(self, sandbox: Sandbox, records: Collection[Record]) -> None:
-        """Write into claim.json that the guest has mounted the volumes."""
-        with self._connected(sandbox.id) as keeper:
-            for record in records:
-                self._report(sandbox.id, record, keeper, State.MOUNTED)
+        Raises `VolumeNotClaimed` unless the sandbox has each of them by a keeper of its machine.
+        """
+        with self._held(sandbox, records) as adopted:
+            held = {claim.record.digest for claim in adopted}
+            for record in (record for digest, record in records.items() if digest not in held):
+                raise errors.NotReady.named(
+                    "VolumeNotClaimed",
+                    f"the volume at {record.target} is not claimed for sandbox {sandbox.id}",
+                    why="its keeper does not hold the claim: the container was created while crust kata was away, or "
+                    "the claim has ended",
+                )
+            yield adopted
 
     def report_orphaned(self, sandbox_id: volumes.SandboxId, problem: errors.CrustError) -> None:
         """Write into each claim.json of the sandbox that its shim has ended. Raises `KeeperGone`."""
         with self._connected(sandbox_id) as keeper:
             for volume in self.store.scan():
-                if volume.record is not None and volume.digest in keeper.counts:
-                    self._report(sandbox_id, volume.record, keeper, State.ERROR, problem.shown())
+                if volume.record is None or volume.digest not in keeper.counts:
+                    continue
+                (claim,) = self._adopt(sandbox_id, [volume.record], keeper)
+                with contextlib.closing(claim):
+                    claim.report_error(problem.shown())
 
     def withdraw(self, sandbox_id: str, needless: Callable[[User], bool]) -> None:
         """Put the placeholder back where these alone needed an entry. Succeeds without a real entry or a keeper."""
@@ -215,37 +214,28 @@ class Grants:
 
     def _claimed(self, sandbox: Sandbox, records: Mapping[str, Record]) -> dict[str, Record]:
         """The records of those claims that the sandbox's keeper holds, by their digests."""
-        claimed = {}
+        with self._held(sandbox, records) as adopted:
+            return {claim.record.digest: claim.record for claim in adopted}
+
+    @contextlib.contextmanager
+    def _held(self, sandbox: Sandbox, records: Mapping[str, Record]) -> Iterator[list[Claim]]:
+        """Those claims that the sandbox's keeper holds, adopted while the block runs."""
+        adopted = list[Claim]()
         with contextlib.suppress(keepers.KeeperGone), self._connected(sandbox.id) as keeper:
             held = keeper.counts if keeper.vm_pid == sandbox.pid else {}
-            listed = functools.cache(mountinfo.listing)
-            for digest in records.keys() & held:
-                with contextlib.closing(
-                    self._adopted(sandbox.id, records[digest], keeper, listed)
-                ) as claim:
-                    claimed[digest] = claim.record
-        return claimed
+            adopted = self._adopt(sandbox.id, [records[d] for d in records if d in held], keeper)
+        with contextlib.ExitStack() as stack:
+            for claim in adopted:
+                stack.callback(claim.close)
+            yield adopted
 
-    def _report(
-        self,
-        sandbox_id: volumes.SandboxId,
-        record: Record,
-        keeper: keepers.Keeper,
-        state: State,
-        error: str = "",
-    ) -> None:
-        with contextlib.closing(self._adopted(sandbox_id, record, keeper)) as claim:
-            claim.report(state, error)
-
-    def _adopted(
-        self,
-        sandbox_id: volumes.SandboxId,
-        record: Record,
-        keeper: keepers.Keeper,
-        listed: Callable[[], bytes] | None = None,
-    ) -> Claim:
-        root, target = self.store.root, record.target
-        return adopt_volume(root, target, sandbox_id, record.handler, keeper.pid, listed=listed)
+    def _adopt(
+        self, sandbox_id: volumes.SandboxId, records: Sequence[Record], keeper: keepers.Keeper
+    ) -> list[Claim]:
+        if not records:
+            return []
+        targets, handler = [record.target for record in records], records[0].handler
+        return adopt_volumes(self.store.root, targets, sandbox_id, handler, keeper.pid)
 
     def _claim(
         self,
@@ -270,8 +260,7 @@ class Grants:
             with keeper.together():
                 for claim in taken:
                     keeper.hold(claim.record.digest, claim.fds)
-            for claim in taken:
-                claim.hand_over(*keeper.pids)
+            hand_over_claims(taken, *keeper.pids)
         return {claim.record.digest: claim.record for claim in taken}
 
     def _release(self, sandbox_id: volumes.SandboxId, claim: Claim) -> None:
@@ -279,7 +268,7 @@ class Grants:
         gone = contextlib.suppress(keepers.KeeperGone, ClaimLost)
         with gone, self._connected(sandbox_id) as keeper:
             if not claim.fds:
-                claim = self._adopted(sandbox_id, claim.record, keeper)
+                (claim,) = self._adopt(sandbox_id, [claim.record], keeper)
             keeper.release(claim.record.digest)
         with contextlib.suppress(claims.HeldBySandbox):
             claim.release()

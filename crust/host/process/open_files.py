@@ -1,6 +1,6 @@
 """The holders of a lock on a file, and copies of another process's descriptors: pidfd_getfd(2).
 
-`has_lock` decides: a process that cannot be looked at is not seen. `holders` names the processes that it can see, for
+`locked` decides: a process that cannot be looked at is not seen. `holders` names the processes that it can see, for
 messages and for proofs that need a holder; it never proves that there is none.
 
 A copy shares the open file description, and with it an OFD lock or an exclusive open, which opening the file again
@@ -10,7 +10,7 @@ namespace, and not where kernel.yama.ptrace_scope is 3.
 
 import contextlib
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Collection, Generator, Iterator
 from functools import partial
 
 from crust.host import answers
@@ -19,12 +19,11 @@ from crust.host.process import hidden, processes, syscalls
 _NEEDS = "CAP_SYS_PTRACE, and a /proc of its own PID namespace"
 
 
-def copies(pid: int, path: str) -> Generator[int, None, None]:
-    """A copy of each descriptor that the process has of the file; the caller closes them.
+def copies(pid: int, paths: Collection[str]) -> Generator[tuple[str, int], None, None]:
+    """A copy of each descriptor that the process has of one of these files, with the path; the caller closes them.
 
     No copy if the process has ended. Raises `errors.Refused` if it may not be traced, and `answers.NotSeen`.
     """
-    file = os.lstat(path)
     process = answers.seen(processes.of(pid))
     if process is None:
         return
@@ -34,17 +33,17 @@ def copies(pid: int, path: str) -> Generator[int, None, None]:
     ):
         if pidfd is None:
             return
-        for number in _of(str(pid), path, file):
+        for path, number in _of(pid, paths):
             with syscalls.translating(f"cannot copy a descriptor of process {pid}"):
-                yield syscalls.copy_descriptor(pidfd, number)
+                yield path, syscalls.copy_descriptor(pidfd, number)
 
 
-def has_lock(pid: int, path: str) -> bool:
-    """Whether the process has a lock on the file: it took it, or it inherited it. False if either does not exist.
+def locked(pid: int, paths: Collection[str]) -> set[str]:
+    """Those of the files that the process has a lock on: it took it, or it inherited it. None if it has ended.
 
     Raises `answers.NotSeen`.
     """
-    return answers.seen(_lock(pid, path)) is True
+    return answers.seen(_locked(pid, paths)) or set()
 
 
 def holders(path: str | os.PathLike[str]) -> list[int]:
@@ -52,7 +51,8 @@ def holders(path: str | os.PathLike[str]) -> list[int]:
 
     A process that inherited the lock has it like the process that took it.
     """
-    return [pid for pid in _pids() if _lock(pid, path) == answers.Present(value=True)]
+    file = os.fspath(path)
+    return [pid for pid in _pids() if _locked(pid, (file,)) == answers.Present({file})]
 
 
 def having_socket(number: int) -> list[int]:
@@ -99,29 +99,37 @@ def watched(pid: int) -> set[int]:
     return answers.seen(answer) or set()
 
 
-def _lock(pid: int, path: str | os.PathLike[str]) -> answers.Answer[bool]:
-    """Whether one of the process's descriptors of the file has a lock (proc_pid_fdinfo(5))."""
+def _locked(pid: int, paths: Collection[str]) -> answers.Answer[set[str]]:
+    """The files of which one of the process's descriptors has a lock (proc_pid_fdinfo(5))."""
 
-    def look() -> bool:
-        for fd in _of(str(pid), path, os.stat(path)):
+    def look() -> set[str]:
+        found = set()
+        for path, fd in _of(pid, paths):
             with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
                 if b"\nlock:" in syscalls.read_whole(f"/proc/{pid}/fdinfo/{fd}"):
-                    return True
-        return False
+                    found.add(path)
+        return found
 
     return answers.ask(f"the locks of process {pid}", look, absent=hidden.ENDED, needs=_NEEDS)
 
 
-def _of(pid: str, path: str | os.PathLike[str], file: os.stat_result) -> Iterator[int]:
-    """The descriptors that a process has of the file.
+def _of(pid: int, paths: Collection[str]) -> Iterator[tuple[str, int]]:
+    """The descriptors that a process has of these files, each with the file's path; one list of its descriptors.
 
-    A look at an open file may hang, so it looks only at files of the same name: in another mount namespace the path
+    A look at an open file may hang, so it looks only at files of the same names: in another mount namespace a path
     has another beginning.
     """
-    directory, name = f"/proc/{pid}/fd", os.path.basename(os.fspath(path))
+    names, files = {os.path.basename(path) for path in paths}, dict[tuple[int, int], str]()
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):  # nobody has a lock on it that counts
+            status = os.stat(path)
+            files[status.st_dev, status.st_ino] = path
+    directory = f"/proc/{pid}/fd"
     for fd in os.listdir(directory):
         with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
             opened = f"{directory}/{fd}"
-            is_named = os.path.basename(os.readlink(opened)) == name
-            if is_named and os.path.samestat(os.stat(opened), file):
-                yield int(fd)
+            if os.path.basename(os.readlink(opened)) in names:
+                status = os.stat(opened)
+                path_of_it = files.get((status.st_dev, status.st_ino))
+                if path_of_it is not None:
+                    yield path_of_it, int(fd)

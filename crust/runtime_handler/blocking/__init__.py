@@ -18,12 +18,14 @@ from crust.runtime_handler.blocking.claim import (
     ClaimedSince,
     ClaimLost,
     NotHandedOver,
+    hand_over_claims,
     process_of,
     publish_context,
 )
 from crust.runtime_handler.blocking.resolve import NotDeferred, Resolved, resolve_source
 from crust.runtime_handler.blocking.take_claim import (
     adopt_volume,
+    adopt_volumes,
     claim_volume,
     claim_volumes,
     reclaim_volume,
@@ -40,8 +42,10 @@ __all__ = [
     "Resolved",
     "State",
     "adopt_volume",
+    "adopt_volumes",
     "claim_volume",
     "claim_volumes",
+    "hand_over_claims",
     "process_of",
     "publish_context",
     "reclaim_volume",

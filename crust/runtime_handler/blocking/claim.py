@@ -15,7 +15,7 @@ namespace): a virtual machine that lost its runtime has the device open plainly.
 import contextlib
 import datetime
 import os
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from typing import Self
 
 from crust.core import credentials, errors, logs, traces, volumes
@@ -144,11 +144,7 @@ class Claim:
         second sandbox would get the volume of a hypervisor that has no descriptor. Raises `NotHandedOver`, and
         `NotSeen`; then this process has the claim. After `hand_over` it does nothing.
         """
-        if self._lock is None:
-            return
-        if not any(open_files.has_lock(pid, self._paths.claim_lock) for pid in (to, *or_to)):
-            raise NotHandedOver(self.record.target, (to, *or_to))
-        self.close()
+        hand_over_claims((self,), to, *or_to)
 
     def close(self) -> None:
         """Close this process's copies of the descriptors; claim.json stays. Idempotent.
@@ -216,6 +212,18 @@ class Claim:
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         self.release(error=reason(error))
+
+
+def hand_over_claims(claimed: Collection[Claim], *to: int) -> None:
+    """As `Claim.hand_over`, for all of them or for none; one list of the descriptors of a process serves them."""
+    left = {claim._paths.claim_lock: claim for claim in claimed if claim._lock is not None}
+    for pid in to:
+        held = open_files.locked(pid, left) if left else set()
+        left = {path: claim for path, claim in left.items() if path not in held}
+    for lacking in left.values():
+        raise NotHandedOver(lacking.record.target, to)
+    for claim in claimed:
+        claim.close()
 
 
 def process_of(pid: int) -> Process:

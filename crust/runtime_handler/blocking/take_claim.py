@@ -144,38 +144,56 @@ def adopt_volume(
     sandbox_id: volumes.SandboxId,
     handler: volumes.HandlerName,
     holder_pid: int,
-    *,
-    listed: Callable[[], bytes] | None = None,
 ) -> Claim:
     """The claim of a sandbox whose hypervisor outlived its handler, for the restarted handler.
 
     `holder_pid` is the process that holds the claim's descriptors: the hypervisor, or its keeper. This process has a
-    copy of the lock's descriptor until `close`; claim.json keeps the hypervisor's process. `listed` is as in
-    `mountinfo.at`. Raises `ClaimLost` if the holder does not hold the lock or claim.json names another sandbox,
-    `claims.NotPublished`, `WrongHandler`, and the record's own error.
+    copy of the lock's descriptor until `close`; claim.json keeps the hypervisor's process. Raises `ClaimLost` if the
+    holder does not hold the lock or claim.json names another sandbox, `claims.NotPublished`, `WrongHandler`, and the
+    record's own error.
     """
-    paths = layout.Layout(root).entry(target)
-    record = _record(root, target, handler, listed)
-    lock = claims.ClaimLock.of_holder(paths, holder_pid)
-    if lock is None:
-        why = f"process {holder_pid} does not hold the lock: it has ended, or never had it"
-        raise ClaimLost(target, sandbox_id, why)
-    try:
-        present = claims.read(paths)
-        if present is None or present.sandbox_id != sandbox_id:
-            named = (present and present.sandbox_id) or "(not named)"
-            raise ClaimLost(target, sandbox_id, f"sandbox {named} has it")
-    except BaseException:
-        lock.close()  # not release: that would end the holder's claim
-        raise
-    return Claim(
-        paths,
-        record,
-        sandbox_id,
-        lock=lock,
-        claimed_at=present.claimed_at,
-        process=present.process,
-    )
+    (claim,) = adopt_volumes(root, (target,), sandbox_id, handler, holder_pid)
+    return claim
+
+
+def adopt_volumes(
+    root: str,
+    targets: Collection[volumes.TargetPath],
+    sandbox_id: volumes.SandboxId,
+    handler: volumes.HandlerName,
+    holder_pid: int,
+) -> list[Claim]:
+    """As `adopt_volume`, for all these volumes or for none.
+
+    One list of the mounts, and one of the holder's descriptors, serve them.
+    """
+    listed = functools.cache(mountinfo.listing)
+    records = [_record(root, target, handler, listed) for target in targets]
+    each = [layout.Layout(root).entry(target) for target in targets]
+    adopted = []
+    with contextlib.ExitStack() as undo:
+        locks = claims.ClaimLock.of_holder(each, holder_pid)
+        for lock in locks.values():
+            undo.callback(lock.close)  # not release: that would end the holder's claim
+        for record, paths in zip(records, each, strict=True):
+            if paths.digest not in locks:
+                why = f"process {holder_pid} does not hold the lock: it has ended, or never had it"
+                raise ClaimLost(record.target, sandbox_id, why)
+            present = claims.read(paths)
+            if present is None or present.sandbox_id != sandbox_id:
+                named = (present and present.sandbox_id) or "(not named)"
+                raise ClaimLost(record.target, sandbox_id, f"sandbox {named} has it")
+            claim = Claim(
+                paths,
+                record,
+                sandbox_id,
+                lock=locks[paths.digest],
+                claimed_at=present.claimed_at,
+                process=present.process,
+            )
+            adopted.append(claim)
+        undo.pop_all()
+    return adopted
 
 
 def check_offered(record: Record, offered: Collection[volumes.HandlerFeature]) -> None:

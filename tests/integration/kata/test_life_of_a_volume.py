@@ -18,8 +18,9 @@ from crust.core import errors, volumes
 from crust.handoff import claims
 from crust.handoff.claims import State
 from crust.handoff.record import Record
-from crust.host.block import devices, holders, loop, openers
+from crust.host.block import devices, holders, loop
 from crust.host.mounts import mount_api, mountinfo
+from crust.host.process import open_files
 from crust.kata import entry, grants, nri
 from crust.kata.entry import Kind
 from crust.kata.grants import Sandbox
@@ -337,10 +338,8 @@ def _calls(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str) -> li
 async def test_volumes_of_a_container_share_looks_and_keeper_changes(
     node: KataNode, device: MakeDevice, one: StandInSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each change of a keeper is a fork of it; a look reads the open files of all processes, a list all mounts."""
+    """Each change of a keeper is a fork of it; a look reads the open files of all processes."""
     looks, standbys, ask = counted(monkeypatch), list[int](), keepers.Keeper._ask
-    opened = _calls(monkeypatch, openers, "opened_by")
-    lists = _calls(monkeypatch, mountinfo, "listing")
 
     def asked(line: keepers.Keeper, *request: Any) -> None:
         ask(line, *request)
@@ -350,16 +349,42 @@ async def test_volumes_of_a_container_share_looks_and_keeper_changes(
     records = [node.publish(name, device(name).path) for name in "abc"]
     bridge, app = node.bridge(), container(*(record.target.text for record in records))
     await bridge.create(pod(), app, soon())
-    assert (len(looks), len(opened)) == (1, 1)
+    assert len(looks) == 1
     assert len({*standbys}) == 3, "of its start, of the claims, of the files"
     assert {node.kind(record) for record in records} == {Kind.REAL}
-    lists.clear()
     await bridge.create(pod(), app, soon())
     assert (len(looks), len({*standbys})) == (1, 3), "the validation changes nothing"
-    assert len(lists) == 1
     await bridge.ended(app)
     assert len({*standbys}) == 4
     assert {node.kind(record) for record in records} == {Kind.PLACEHOLDER}
+
+
+async def test_a_container_with_more_volumes_needs_no_more_lists(
+    node: KataNode,
+    device: MakeDevice,
+    one: StandInSandbox,
+    two: StandInSandbox,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of all mounts, and of the open files of a keeper."""
+    counts = []
+    lists = [
+        _calls(monkeypatch, module, name)
+        for module, name in ((mountinfo, "listing"), (open_files, "_of"))
+    ]
+    for box, names in ((one, "a"), (two, "bcd")):
+        records = [node.publish(name, device(name).path) for name in names]
+        app = container(*(record.target.text for record in records), pod_id=box.id)
+        bridge, sandbox = node.bridge(), pod(box.id, pid=box.pid)
+        for step in (bridge.create, bridge.create, bridge.start):
+            if step == bridge.start:
+                for at, record in enumerate(records):
+                    box.create_container(app.id, record.device, f"/data{at}")
+            for calls in lists:
+                calls.clear()
+            await step(sandbox, app, soon())
+            counts.append([len(calls) for calls in lists])
+    assert counts[:3] == counts[3:]
 
 
 async def test_a_claim_that_is_late_is_undone(

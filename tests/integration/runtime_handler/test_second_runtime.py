@@ -72,7 +72,7 @@ def test_claim_names_its_holder_and_keeps_its_time(
         assert [claim["state"] for claim in claims] == ["claimed", "mounted"]
         assert claims[0]["claimed_at"] == claims[1]["claimed_at"]
         assert claims[0]["pid"] == os.getpid(), "of the process that took the claim"
-        assert open_files.has_lock(claims[1]["pid"], str(entry / "claim.lock"))
+        assert open_files.locked(claims[1]["pid"], (str(entry / "claim.lock"),))
     assert sorted(path.name for path in entry.iterdir()) == ["claim.lock", "mountInfo.json"]
 
 

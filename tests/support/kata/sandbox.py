@@ -16,7 +16,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 _PROGRAM = """
@@ -46,6 +46,8 @@ class StandInSandbox:
     id: str
     process: subprocess.Popen[str]
     shim: subprocess.Popen[bytes]
+    _mounts: dict[str, dict[str, object]] = field(init=False, default_factory=dict)
+    """The mounts of each container, by their destinations."""
 
     @property
     def pid(self) -> int:
@@ -68,8 +70,10 @@ class StandInSandbox:
     def write_container(
         self, container_id: str, device: str, destination: str, *, id_: str = "e0f5af92"
     ) -> None:
-        """The state of a container with one mount; an empty `id_` is a mount that no device was attached for."""
-        mounts = [_mount("proc", "/proc", ""), _mount(device, destination, id_)]
+        """The state of a container with one more mount; an empty `id_`: no device was attached for it."""
+        own = self._mounts.setdefault(container_id, {"/proc": _mount("proc", "/proc", "")})
+        own[destination] = _mount(device, destination, id_)
+        mounts = list(own.values())
         (self.root / self.id / container_id).mkdir(exist_ok=True)
         state: dict[str, object] = {"State": "ready", "CgroupPath": "", "Mounts": mounts}
         self._write(f"{container_id}/persist.json", state)

@@ -5,9 +5,12 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -72,12 +75,14 @@ class Keepers(Grants):
 
         return undo
 
-    def check_claimed(self, sandbox: Sandbox, records: Collection[Record]) -> None:
-        if any(self.claimed.get(record.digest) != sandbox.id for record in records):
+    @contextmanager
+    def adopted(self, sandbox: Sandbox, records: Mapping[str, Record]) -> Iterator[list[Any]]:
+        if any(self.claimed.get(digest) != sandbox.id for digest in records):
             raise errors.NotReady.named("VolumeNotClaimed", "the volume is not claimed")
-
-    def mounted(self, sandbox: Sandbox, records: Collection[Record]) -> None:
-        self.reported += [record.digest for record in records]
+        yield [
+            SimpleNamespace(report_mounted=partial(self.reported.append, digest))
+            for digest in records
+        ]
 
     def withdraw(self, sandbox_id: str, needless: Callable[[User], bool]) -> None:
         self.on_withdraw()
@@ -418,7 +423,7 @@ async def test_container_whose_claim_is_not_seen_is_not_reported(
     def unseen(*_: object) -> Record:
         raise answers.NotSeen("cannot see whether a keeper serves")
 
-    monkeypatch.setattr(node.keepers, "check_claimed", unseen)
+    monkeypatch.setattr(node.keepers, "adopted", unseen)
     await node.gate().synchronize({POD.id: POD}, [container(node.publish("a"), is_running=True)])
     problem = node.problems["container container-0001"]
     assert isinstance(problem, answers.NotSeen)

@@ -26,10 +26,11 @@ def test_holder_of_lock_is_found_by_any_path(tmp_path: Path) -> None:
         waiting(opening, path) as reader,
     ):
         assert open_files.holders(path) == [holder]
-        assert [open_files.has_lock(pid, path) for pid in (holder, stranger, reader)] == [
-            True, False, False
+        paths = (path, f"{tmp_path}/claim.lock", f"{tmp_path}/absent/claim.lock")
+        assert [open_files.locked(pid, paths) for pid in (holder, stranger, reader)] == [
+            {paths[0]}, {paths[1]}, set()
         ]  # fmt: skip
-    assert not open_files.has_lock(holder, path)
+    assert not open_files.locked(holder, paths)
     assert open_files.holders(path) == []
     assert open_files.holders(f"{tmp_path}/absent") == []
 
@@ -41,7 +42,7 @@ def test_process_that_cannot_be_looked_at_has_perhaps_the_lock(tmp_path: Path) -
     locking = "import fcntl, sys; file = open(sys.argv[1]); fcntl.flock(file, fcntl.LOCK_EX)"
     unseen = pytest.raises(answers.NotSeen, match=r"locks of process .*EMFILE")
     with waiting(locking, path) as holder, no_free_descriptor(), unseen:
-        open_files.has_lock(holder, path)
+        open_files.locked(holder, (path,))
 
 
 def test_process_that_is_watched_by_a_pidfd_is_named() -> None:
