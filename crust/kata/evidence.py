@@ -8,7 +8,7 @@ device; they never prove that a device has no user.
 
 import abc
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -58,18 +58,22 @@ class KataBuild(abc.ABC):
         """The process of the sandbox's virtual machine. The engine named `engine_pid`, or 0. Raises VmUnknown."""
 
     def check_attachable(  # noqa: B027
-        self, sandbox_id: str, pid: int, record: Record, mounts: int, until_s: float
+        self, sandbox_id: str, pid: int, mounts: Sequence[tuple[Record, int]], until_s: float
     ) -> None:
-        """Raise if the machine must not get the volume for one more mount, beside `mounts` that are created or run.
+        """Raise if the machine must not get a volume for one more mount, beside the number of those that it has.
 
-        It may wait `until_s`, of time.monotonic(), for the machine to let go of the disk of an ended container.
+        These are created or run. It may wait `until_s`, of time.monotonic(), for the machine to let go of the disks
+        of an ended container.
         """
 
     @abc.abstractmethod
     def check_mounted(
-        self, sandbox_id: str, pid: int, container_id: str, destination: str, record: Record
+        self, sandbox_id: str, pid: int, container_id: str, mounts: Mapping[str, Record]
     ) -> None:
-        """Raise `VolumeNotAttached` unless Kata attached the device and mounts it for this container."""
+        """Raise `VolumeNotAttached` unless Kata attached each device and mounts it for this container.
+
+        `mounts` are by their destinations.
+        """
 
     def guest_paths(
         self, sandbox_id: str, destinations: Sequence[str], *, just_made: bool

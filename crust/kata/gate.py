@@ -172,11 +172,12 @@ class KataGate:
                 if _name(other) != container.name
             ]
             times = Counter([*needing, *(mount.record.digest for mount in mounts)])
-            for mount in mounts:
-                user_id = self.uses.of(mount.record.digest, pod.id).container_id
-                other_mounts = times[mount.record.digest] - 1 + (user_id not in ("", container.id))
-                until_s = attempt.deadline_s - _GRANT_S
-                runtime.check_attachable(pod.id, sandbox.pid, mount.record, other_mounts, until_s)
+            others = []
+            for digest, record in _records(mounts).items():
+                user_id = self.uses.of(digest, pod.id).container_id
+                others.append((record, times[digest] - 1 + (user_id not in ("", container.id))))
+            until_s = attempt.deadline_s - _GRANT_S
+            runtime.check_attachable(pod.id, sandbox.pid, others, until_s)
             sources = {mount.source: mount.record for mount in mounts}
             undo.callback(self._grants.grant(sandbox, sources, user, features))
             if attempt.decide():
@@ -192,10 +193,8 @@ class KataGate:
         runtime = self._runtimes.of(pod.id)
         sandbox = _sandbox(pod, runtime)
         with self._grants.adopted(sandbox, _records(mounts)) as claims:
-            for mount in mounts:
-                runtime.check_mounted(
-                    sandbox.id, sandbox.pid, container.id, mount.destination, mount.record
-                )
+            devices = {mount.destination: mount.record for mount in mounts}
+            runtime.check_mounted(sandbox.id, sandbox.pid, container.id, devices)
             if not attempt.decide():
                 return
             self._grants.withdraw(sandbox.id, _user(container).__eq__)

@@ -9,7 +9,7 @@ import json
 import os
 import time
 import urllib.parse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from google.protobuf import json_format
@@ -40,36 +40,39 @@ class GoRuntime(evidence.KataBuild):
         return pid
 
     def check_attachable(
-        self, sandbox_id: str, pid: int, record: Record, mounts: int, until_s: float
+        self, sandbox_id: str, pid: int, mounts: Sequence[tuple[Record, int]], until_s: float
     ) -> None:
         """See `evidence.KataBuild`. An annotation of the pod can override the configuration."""
         shares, driver = self._read(f"{sandbox_id}/persist.json", sandbox_id, _disks)
+        what = f"the volume at {mounts[0][0].target} cannot be given to sandbox {sandbox_id}"
         if driver == "nvdimm":
             raise errors.NotReady.named(
                 "SandboxWithNvdimm",
-                f"the volume at {record.target} cannot be given to sandbox {sandbox_id}",
+                what,
                 why="Kata has started it with block_device_driver nvdimm, which attaches a read-only volume writable",
             )
         if shares:
             raise errors.NotReady.named(
                 "SandboxWithoutBlockDevices",
-                f"the volume at {record.target} cannot be given to sandbox {sandbox_id}",
+                what,
                 why="Kata has started it with disable_block_device_use, and would share the host's directory",
             )
 
     def check_mounted(
-        self, sandbox_id: str, pid: int, container_id: str, destination: str, record: Record
+        self, sandbox_id: str, pid: int, container_id: str, mounts: Mapping[str, Record]
     ) -> None:
         evidence.check_id(sandbox_id)
         evidence.check_id(container_id)
         path = f"{sandbox_id}/{container_id}/persist.json"
         attached = self._read(path, sandbox_id, _attached)
-        is_known = (os.path.realpath(record.device), destination) in attached
-        if is_known and openers.has_open(pid, record.identity):
-            return
-        missing = "has not opened" if is_known else "was not given"
-        why = f"process {pid} {missing} {record.device} for {destination}: Kata shares a directory then"
-        raise evidence.not_attached(record, sandbox_id, why)
+        opened = openers.opened_by(pid, [record.identity for record in mounts.values()])
+        for destination, record in mounts.items():
+            is_known = (os.path.realpath(record.device), destination) in attached
+            if is_known and record.identity in opened:
+                continue
+            missing = "has not opened" if is_known else "was not given"
+            why = f"process {pid} {missing} {record.device} for {destination}: Kata shares a directory then"
+            raise evidence.not_attached(record, sandbox_id, why)
 
     async def stats(self, record: Record, use: Use) -> volumes.VolumeStats:
         device = await workers.run(os.path.realpath, record.device)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from crust.core import errors, volumes
 from crust.handoff import claims
-from crust.handoff.entry import Entry
+from crust.handoff.layout import EntryPaths
 from crust.handoff.record import Record
 from crust.handoff.store import Store
 from crust.host.block import openers
@@ -90,6 +90,9 @@ class Grants:
     def _machine_path(self, sandbox_id: str) -> Path:
         return self.sockets / f"{sandbox_id}{_MACHINE}"
 
+    def _paths(self, record: Record) -> EntryPaths:
+        return self.store.layout.entry(record.target)
+
     def grant(
         self,
         sandbox: Sandbox,
@@ -106,9 +109,9 @@ class Grants:
         records = {record.digest: record for record in mounts.values()}
         with contextlib.ExitStack() as undo:
             claimed = self._claimed(sandbox, records)
-            read = (self.store.read(records[digest].target) for digest in records.keys() - claimed)
-            unheld = [volume for volume in read if volume is not None and not volume.live]
-            if self._used(sandbox, unheld):
+            missing = [record for digest, record in records.items() if digest not in claimed]
+            read = [(record, claims.read(self._paths(record))) for record in missing]
+            if self._used(sandbox, [(r, claim) for r, claim in read if not (claim and claim.live)]):
                 self.recover(sandbox)
                 claimed = self._claimed(sandbox, records)
             missing = [records[digest] for digest in records if digest not in claimed]
@@ -175,7 +178,8 @@ class Grants:
         and not started, and the engine makes them again. Raises as `kept_vm.KeptVm.recover`.
         """
         self.hide_unclaimed()
-        used = self._used(sandbox, self.store.scan())
+        published = [(entry.record, entry.claim) for entry in self.store.scan() if entry.record]
+        used = self._used(sandbox, published)
         for handler in {record.handler for record in used}:
             vm = kept_vm.KeptVm(
                 self.store.root, handler, sandbox.id, sandbox.process, self.socket(sandbox.id)
@@ -190,25 +194,25 @@ class Grants:
         # Kata gets no images
         found = [record for record in published if record is not None and record.image is None]
         for name, record in list(self.entries.real_ones(found)):
-            with contextlib.suppress(claims.HeldBySandbox, claims.NotPublished):
-                paths = self.store.layout.entry(record.target)
-                with claims.ClaimLock.acquire(paths, record.target):
-                    self.entries.hide(name, record)
+            gone = contextlib.suppress(claims.HeldBySandbox, claims.NotPublished)
+            with gone, claims.ClaimLock.acquire(self._paths(record), record.target):
+                self.entries.hide(name, record)
 
-    def _used(self, sandbox: Sandbox, published: Sequence[Entry]) -> list[Record]:
+    def _used(
+        self, sandbox: Sandbox, published: Sequence[tuple[Record, claims.Claim | None]]
+    ) -> list[Record]:
         """The records of those whose claim the sandbox had, or whose device, as only one may, it has open."""
-        opened = openers.opened_by(sandbox.pid) if published else ()
+        # Kata gets no images
+        blocks = [(record, claim) for record, claim in published if record.image is None]
+        writers = [record.identity for record, _ in blocks if not record.readonly]
+        opened = openers.opened_by(sandbox.pid, writers) if writers else ()
         used = []
-        for volume in published:
-            record, claim = volume.record, volume.claim
-            if record is None or record.image is not None:  # Kata gets no images
-                continue
+        for record, claim in blocks:
             # an unpublish, or a claimant, looks at it
             if claim is not None and not claim.sandbox_id:
-                claim = claims.read_aside(self.store.layout.entry(record.target))
+                claim = claims.read_aside(self._paths(record))
             is_named = claim is not None and claim.sandbox_id == sandbox.id
-            number = record.identity.major, record.identity.minor
-            if is_named or (not record.readonly and number in opened):
+            if is_named or record.identity in opened:
                 used.append(record)
         return used
 

@@ -19,7 +19,7 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from socket import AF_VSOCK, SOCK_NONBLOCK, SOCK_STREAM, socket
 
@@ -70,40 +70,44 @@ class RustRuntime(evidence.KataBuild):
         return pid
 
     def check_attachable(
-        self, sandbox_id: str, pid: int, record: Record, mounts: int, until_s: float
+        self, sandbox_id: str, pid: int, mounts: Sequence[tuple[Record, int]], until_s: float
     ) -> None:
-        if record.readonly and not devices.is_readonly(record.device):
-            raise errors.NotReady.named(
-                "DeviceWritable",
-                f"the volume at {record.target} cannot be given to a sandbox read-only",
-                why=f"{record.device} accepts writes, and Kata's runtime-rs attaches it writable",
-            )
-        if mounts:
-            raise errors.NotReady.named(
-                "VolumeInUseInSandbox",
-                f"the volume at {record.target} cannot be given to one more container of its pod",
-                why=f"process {pid} has it for another container or mount, and Kata's runtime-rs cannot attach a "
-                "volume again after one of two has ended",
-            )
-        while openers.has_open(pid, record.identity):
+        for record, others in mounts:
+            if record.readonly and not devices.is_readonly(record.device):
+                raise errors.NotReady.named(
+                    "DeviceWritable",
+                    f"the volume at {record.target} cannot be given to a sandbox read-only",
+                    why=f"{record.device} accepts writes, and Kata's runtime-rs attaches it writable",
+                )
+            if others:
+                raise errors.NotReady.named(
+                    "VolumeInUseInSandbox",
+                    f"the volume at {record.target} cannot be given to one more container of its pod",
+                    why=f"process {pid} has it for another container or mount, and Kata's runtime-rs cannot attach a "
+                    "volume again after one of two has ended",
+                )
+        wanted = {record.identity: record for record, _ in mounts}
+        while had := openers.opened_by(pid, wanted):
             if time.monotonic() >= until_s:
                 raise errors.NotReady.named(
                     "DeviceNotReleased",
-                    f"the volume at {record.target} cannot be given to the next container of its pod yet",
+                    f"the volume at {wanted[had.pop()].target} cannot be given to the next container of its pod yet",
                     why=f"the guest has not let go of the disk of the container before: process {pid} has it",
                 )
             time.sleep(_AGAIN_S)
 
     def check_mounted(
-        self, sandbox_id: str, pid: int, container_id: str, destination: str, record: Record
+        self, sandbox_id: str, pid: int, container_id: str, mounts: Mapping[str, Record]
     ) -> None:
         """See `evidence.KataBuild`. The machine did not have the device when the container was created."""
-        if not openers.has_open(pid, record.identity):
-            why = f"process {pid} has not opened {record.device} for the mount {destination}"
-            raise evidence.not_attached(record, sandbox_id, why)
-        if not self._mount_directories(sandbox_id, destination):
-            why = f"{self.shares}/{sandbox_id} has no mount for {destination}"
-            raise evidence.not_attached(record, sandbox_id, why)
+        opened = openers.opened_by(pid, [record.identity for record in mounts.values()])
+        for destination, record in mounts.items():
+            if record.identity not in opened:
+                why = f"process {pid} has not opened {record.device} for the mount {destination}"
+                raise evidence.not_attached(record, sandbox_id, why)
+            if not self._mount_directories(sandbox_id, destination):
+                why = f"{self.shares}/{sandbox_id} has no mount for {destination}"
+                raise evidence.not_attached(record, sandbox_id, why)
 
     def guest_paths(
         self, sandbox_id: str, destinations: Sequence[str], *, just_made: bool

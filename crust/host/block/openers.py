@@ -12,7 +12,7 @@ import os
 import termios
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from crust.core import volumes
@@ -109,19 +109,15 @@ def _all_openers() -> Openers:
     return answers.seen(answer) or {}
 
 
-def has_open(pid: int, identity: volumes.DeviceIdentity) -> bool:
-    """Whether the process has the device open; false if it has ended. Raises `NotSeen`. Blocks."""
-    return (identity.major, identity.minor) in opened_by(pid)
-
-
-def opened_by(pid: int) -> set[Number]:
-    """The devices that the process has open; none if it has ended. Raises `NotSeen`. Blocks."""
+def opened_by(pid: int, devices: Collection[volumes.DeviceIdentity]) -> set[volumes.DeviceIdentity]:
+    """Those of the devices that the process has open; none if it has ended. Raises `NotSeen`. Blocks."""
     answer = answers.ask(
         f"the open files of process {pid}",
         lambda: {number for _, number in _devices_of(str(pid))},
         needs=NEEDS,
     )
-    return answers.seen(answer) or set()
+    numbers = answers.seen(answer) or set()
+    return {device for device in devices if (device.major, device.minor) in numbers}
 
 
 def _openers() -> Openers:

@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -18,11 +17,12 @@ from crust.core import errors, volumes
 from crust.handoff import claims
 from crust.handoff.claims import State
 from crust.handoff.record import Record
-from crust.host.block import devices, holders, loop
+from crust.host.block import devices, holders, loop, openers
 from crust.host.mounts import mount_api, mountinfo
 from crust.host.process import open_files
 from crust.kata import entry, grants, nri
 from crust.kata.entry import Kind
+from crust.kata.go_runtime import GoRuntime
 from crust.kata.grants import Sandbox
 from crust.kata.keeper_watch import KeeperWatch
 from crust.kata.placeholders import Placeholders
@@ -323,15 +323,15 @@ async def test_of_several_volumes_refused_one_leaves_no_claim_of_others(
     assert not _is_held(first.device)
 
 
-def _calls(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str) -> list[None]:
+def _calls(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> list[None]:
     """One element for each call of the function from now on."""
-    calls, function = list[None](), getattr(module, name)
+    calls, function = list[None](), getattr(owner, name)
 
     def called(*arguments: object) -> object:
         calls.append(None)
         return function(*arguments)
 
-    monkeypatch.setattr(module, name, called)
+    monkeypatch.setattr(owner, name, called)
     return calls
 
 
@@ -366,11 +366,16 @@ async def test_a_container_with_more_volumes_needs_no_more_lists(
     two: StandInSandbox,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of all mounts, and of the open files of a keeper."""
+    """Of all mounts, of the open files of a keeper and of a machine, and of Kata's state."""
     counts = []
     lists = [
-        _calls(monkeypatch, module, name)
-        for module, name in ((mountinfo, "listing"), (open_files, "_of"))
+        _calls(monkeypatch, owner, name)
+        for owner, name in (
+            (mountinfo, "listing"),
+            (open_files, "_of"),
+            (openers, "opened_by"),
+            (GoRuntime, "_read"),
+        )
     ]
     for box, names in ((one, "a"), (two, "bcd")):
         records = [node.publish(name, device(name).path) for name in names]

@@ -127,7 +127,7 @@ class _Run:
         claim = self.node.claim(self.record)
         assert claim is not None
         assert (claim.live, claim.sandbox_id) == (True, box.id)
-        assert openers.has_open(box.pid, self.record.identity)
+        assert openers.opened_by(box.pid, (self.record.identity,))
 
     def _check(self) -> None:
         claim = self.node.claim(self.record)

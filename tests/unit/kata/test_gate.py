@@ -5,7 +5,7 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -109,15 +109,15 @@ class FakeRuntime(KataBuild):
         return os.getpid()
 
     def check_attachable(
-        self, sandbox_id: str, pid: int, record: Record, mounts: int, until_s: float
+        self, sandbox_id: str, pid: int, mounts: Sequence[tuple[Record, int]], until_s: float
     ) -> None:
-        if mounts >= self.most_mounts:
+        if any(others >= self.most_mounts for _, others in mounts):
             raise errors.NotReady.named("VolumeInUseInSandbox", "the sandbox has it", why="twice")
 
     def check_mounted(
-        self, sandbox_id: str, pid: int, container_id: str, destination: str, record: Record
+        self, sandbox_id: str, pid: int, container_id: str, mounts: Mapping[str, Record]
     ) -> None:
-        if (container_id, destination) not in self.attached:
+        if not {(container_id, destination) for destination in mounts} <= self.attached:
             raise errors.NotReady.named("VolumeNotAttached", "the machine does not have it")
 
     async def stats(self, record: Record, use: Use) -> volumes.VolumeStats:

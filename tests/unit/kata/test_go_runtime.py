@@ -60,7 +60,7 @@ def test_an_id_is_not_a_path(running: sandbox.StandInSandbox, id_: str) -> None:
     with raised("VmUnknown"):
         evidence.vm_of(id_)
     with raised("VmUnknown"):
-        evidence.check_mounted(ID, running.pid, id_, "/data", a_record())
+        evidence.check_mounted(ID, running.pid, id_, {"/data": a_record()})
 
 
 @given(st.binary(max_size=200))
@@ -79,16 +79,16 @@ def test_sandbox_that_was_started_without_block_devices_gets_no_volume(
 ) -> None:
     """By an annotation of its pod, or a configuration that kata.toml does not name."""
     evidence, record = GoRuntime(str(running.root)), a_record()
-    evidence.check_attachable(ID, running.pid, record, 0, 0.0)
+    evidence.check_attachable(ID, running.pid, [(record, 0)], 0.0)
     running.write(shares=True)
     with raised("SandboxWithoutBlockDevices", match="annotation"):
-        evidence.check_attachable(ID, running.pid, record, 0, 0.0)
+        evidence.check_attachable(ID, running.pid, [(record, 0)], 0.0)
     running.write(driver="nvdimm")
     with raised("SandboxWithNvdimm", match="annotation"):
-        evidence.check_attachable(ID, running.pid, record, 0, 0.0)
+        evidence.check_attachable(ID, running.pid, [(record, 0)], 0.0)
     (running.root / ID / "persist.json").write_text('{"Config":{}}')
     with raised("VmUnknown"):
-        evidence.check_attachable(ID, running.pid, record, 0, 0.0)
+        evidence.check_attachable(ID, running.pid, [(record, 0)], 0.0)
 
 
 def test_mount_that_kata_attached_no_device_for_is_not_attached(
@@ -104,4 +104,4 @@ def test_mount_that_kata_attached_no_device_for_is_not_attached(
     ):
         running.write_container(container, device, destination, id_=id_)
         with raised("VolumeNotAttached"):
-            evidence.check_mounted(ID, running.pid, container, "/data", record)
+            evidence.check_mounted(ID, running.pid, container, {"/data": record})

@@ -108,14 +108,14 @@ def test_disk_of_an_ended_container_is_waited_for(
     runtime: RustRuntime, running: StandInRustSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = a_record()
-    runtime.check_attachable(running.id, running.pid, record, 0, 0.0)
+    runtime.check_attachable(running.id, running.pid, [(record, 0)], 0.0)
     with raised("VolumeInUseInSandbox", match=f"process {running.pid}"):
-        runtime.check_attachable(running.id, running.pid, record, 1, 0.0)
-    looks = [True, False, True]
-    monkeypatch.setattr(openers, "has_open", lambda *_: looks.pop(0))
-    runtime.check_attachable(running.id, running.pid, record, 0, time.monotonic() + 60)
+        runtime.check_attachable(running.id, running.pid, [(record, 1)], 0.0)
+    looks = [{record.identity}, set(), {record.identity}]
+    monkeypatch.setattr(openers, "opened_by", lambda *_: looks.pop(0))
+    runtime.check_attachable(running.id, running.pid, [(record, 0)], time.monotonic() + 60)
     with raised("DeviceNotReleased", match=f"process {running.pid}"):
-        runtime.check_attachable(running.id, running.pid, record, 0, 0.0)
+        runtime.check_attachable(running.id, running.pid, [(record, 0)], 0.0)
     assert not looks
 
 
@@ -125,9 +125,9 @@ def test_a_read_only_volume_on_a_writable_device_is_refused(
     record = a_record(readonly=True)
     monkeypatch.setattr(devices, "is_readonly", lambda _: False)
     with raised("DeviceWritable"):
-        runtime.check_attachable(running.id, running.pid, record, 0, 0.0)
+        runtime.check_attachable(running.id, running.pid, [(record, 0)], 0.0)
     monkeypatch.setattr(devices, "is_readonly", lambda _: True)
-    runtime.check_attachable(running.id, running.pid, record, 0, 0.0)
+    runtime.check_attachable(running.id, running.pid, [(record, 0)], 0.0)
 
 
 def test_a_mount_needs_the_open_device_and_a_directory(
@@ -136,11 +136,11 @@ def test_a_mount_needs_the_open_device_and_a_directory(
     record = a_record()
     running.make_mount("/data")
     with raised("VolumeNotAttached", match="has not opened"):
-        runtime.check_mounted(ID, running.pid, "container-1", "/data", record)
-    monkeypatch.setattr(openers, "has_open", lambda *_: True)
-    runtime.check_mounted(ID, running.pid, "container-1", "/data", record)
+        runtime.check_mounted(ID, running.pid, "container-1", {"/data": record})
+    monkeypatch.setattr(openers, "opened_by", lambda *_: {record.identity})
+    runtime.check_mounted(ID, running.pid, "container-1", {"/data": record})
     with raised("VolumeNotAttached", match="no mount for /other"):
-        runtime.check_mounted(ID, running.pid, "container-1", "/other", record)
+        runtime.check_mounted(ID, running.pid, "container-1", {"/other": record})
     with no_free_descriptor(), pytest.raises(NotSeen):
         runtime.guest_paths(ID, ["/data"], just_made=True)
 

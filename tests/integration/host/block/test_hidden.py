@@ -31,7 +31,7 @@ from crust.host.process import hidden
 hidden.except_groups(sys.argv[3:])
 try:
     users.check(devices.source(sys.argv[1]), users.Purpose.GUEST_WRITES)
-    openers.has_open(int(sys.argv[2]), devices.source(sys.argv[1]).identity)
+    openers.opened_by(int(sys.argv[2]), [devices.source(sys.argv[1]).identity])
 except NotSeen as error:
     print(error)
 """

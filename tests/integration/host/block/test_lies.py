@@ -141,8 +141,8 @@ QUESTIONS = {
     ),
     "users.is_held": Question(lambda device: not users.is_held(device.source), holder),
     "device_sets.device_set": Question(_has_no_partition, partition_writer),
-    "openers.has_open": Question(
-        lambda device: not openers.has_open(device.pid, device.source.identity)
+    "openers.opened_by": Question(
+        lambda device: not openers.opened_by(device.pid, [device.source.identity])
     ),
 }
 """A line for each function by which a part asks whether it may have a device."""
