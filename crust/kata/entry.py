@@ -16,7 +16,7 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -161,11 +161,19 @@ class KataEntries:
             if device.startswith(_NO_DEVICE):
                 yield name, device.removeprefix(_NO_DEVICE)
 
-    def real_ones(self, records: Iterable[Record]) -> Iterator[tuple[str, Record]]:
-        """Names with the real entry of a record, also where the name is an alias of its target."""
-        by_device = {os.path.realpath(record.device): record for record in records}
-        for name in self.names():
-            record = by_device.get(str((self._read(self.file(name)) or {}).get("device")))
+    def real_ones(self, records: Callable[[], Iterable[Record]]) -> Iterator[tuple[str, Record]]:
+        """Names with the real entry of a record, also where the name is an alias of its target.
+
+        `records` is called if an entry names a device: mostly all are placeholders.
+        """
+        contents = {name: self._read(self.file(name)) or {} for name in self.names()}
+        devices = {name: str(content.get("device")) for name, content in contents.items()}
+        named = {name: path for name, path in devices.items() if not path.startswith(_NO_DEVICE)}
+        if not named:
+            return
+        by_device = {os.path.realpath(record.device): record for record in records()}
+        for name, path in named.items():
+            record = by_device.get(path)
             if record is not None and self.kind(name, record) is Kind.REAL:
                 yield name, record
 

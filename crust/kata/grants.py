@@ -190,10 +190,12 @@ class Grants:
 
     def hide_unclaimed(self) -> None:
         """Replace each real entry whose claim has ended, with both processes of its keeper, by the placeholder."""
-        published = (volume.record for volume in self.store.scan())
-        # Kata gets no images
-        found = [record for record in published if record is not None and record.image is None]
-        for name, record in list(self.entries.real_ones(found)):
+
+        def records() -> list[Record]:
+            published = (volume.record for volume in self.store.scan())
+            return [record for record in published if record and record.image is None]
+
+        for name, record in list(self.entries.real_ones(records)):
             gone = contextlib.suppress(claims.HeldBySandbox, claims.NotPublished)
             with gone, claims.ClaimLock.acquire(self._paths(record), record.target):
                 self.entries.hide(name, record)

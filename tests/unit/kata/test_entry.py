@@ -138,7 +138,7 @@ def test_real_entry_that_is_not_seen_is_never_foreign(entries: entry.KataEntries
     os.rename(entries.staged(NAME, record)[0], entries.file(NAME))
     looks: tuple[Callable[[], object], ...] = (
         lambda: entries.kind(NAME, record),
-        lambda: list(entries.real_ones([record])),
+        lambda: list(entries.real_ones(lambda: [record])),
         lambda: list(entries.ours()),
     )
     concerns = lies.Concerns(frozenset(), (entries.root, f"{entries.root}.crust"))
@@ -150,6 +150,13 @@ def test_real_entry_that_is_not_seen_is_never_foreign(entries: entry.KataEntries
             assert isinstance(each.error, errors.CrustError) or each.value == truth, each.failure
 
 
+def test_no_volume_is_read_while_all_entries_are_placeholders(
+    entries: entry.KataEntries,
+) -> None:
+    entries.place(NAME, a_record())
+    assert not list(entries.real_ones(lambda: pytest.fail("all volumes of the node are read")))
+
+
 def test_entries_of_others_end_no_look(entries: entry.KataEntries) -> None:
     record = a_record()
     entries.place(NAME, record)
@@ -159,6 +166,6 @@ def test_entries_of_others_end_no_look(entries: entry.KataEntries) -> None:
     (Path(entries.root) / "link/mountInfo.json").symlink_to(entries.file(NAME))
     (Path(entries.root) / "directory/mountInfo.json").mkdir()
     (Path(entries.root) / "file").touch()
-    assert list(entries.real_ones([record])) == [(NAME, record)]
+    assert list(entries.real_ones(lambda: [record])) == [(NAME, record)]
     for name in ("link", "directory", "file"):
         assert entries.kind(name, record) is Kind.FOREIGN
