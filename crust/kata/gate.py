@@ -166,25 +166,22 @@ class KataGate:
                 )
             sandbox = _sandbox(pod, runtime)
             user, features = _user(container), installation.features
-            needing = [
-                digest
-                for digest, other in self._grants.needing(pod.id)
-                if _name(other) != container.name
-            ]
-            times = Counter([*needing, *(mount.record.digest for mount in mounts)])
-            others = []
+            needing = self._grants.needing(pod.id)
+            others = [digest for digest, other in needing if _name(other) != container.name]
+            times = Counter([*others, *(mount.record.digest for mount in mounts)])
+            attached = []
             for digest, record in _records(mounts).items():
                 user_id = self.uses.of(digest, pod.id).container_id
-                others.append((record, times[digest] - 1 + (user_id not in ("", container.id))))
+                attached.append((record, times[digest] - 1 + (user_id not in ("", container.id))))
             until_s = attempt.deadline_s - _GRANT_S
-            runtime.check_attachable(pod.id, sandbox.pid, others, until_s)
+            runtime.check_attachable(pod.id, sandbox.pid, attached, until_s)
             sources = {mount.source: mount.record for mount in mounts}
             undo.callback(self._grants.grant(sandbox, sources, user, features))
             if attempt.decide():
                 # earlier attempts of this container have failed: the engine tells nobody
-                self._grants.withdraw(
-                    pod.id, lambda other: other != user and _name(other) == container.name
-                )
+                attempts = {other for _, other in needing if _name(other) == container.name}
+                if earlier := attempts - {user}:
+                    self._grants.withdraw(pod.id, earlier.__contains__)
                 undo.pop_all()
 
     def _start(

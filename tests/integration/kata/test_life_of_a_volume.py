@@ -352,8 +352,10 @@ async def test_volumes_of_a_container_share_looks_and_keeper_changes(
     assert len(looks) == 1
     assert len({*standbys}) == 3, "of its start, of the claims, of the files"
     assert {node.kind(record) for record in records} == {Kind.REAL}
+    connections = _calls(monkeypatch, keepers, "connect")
     await bridge.create(pod(), app, soon())
     assert (len(looks), len({*standbys})) == (1, 3), "the validation changes nothing"
+    assert len(connections) == 3, "for what others need, the claims, and the files"
     await bridge.ended(app)
     assert len({*standbys}) == 4
     assert {node.kind(record) for record in records} == {Kind.PLACEHOLDER}
