@@ -16,13 +16,11 @@ from collections.abc import Iterable
 
 from crust.core import errors, volumes
 from crust.host import answers
-from crust.host.block import device_sets, users
+from crust.host.block import device_sets, loopctl, users
 from crust.host.process import syscalls
 
 device_set = device_sets.device_set
 """Here, so that a caller may replace identity, set and exclusive opens together."""
-_CRYPT = "CRYPT-"
-_BLKROSET = 0x125D
 _LOOKS_MAX = 4
 _SECTOR = 512
 _KIB = 1024
@@ -118,7 +116,7 @@ def partition_of(number: int, partition: int) -> int:
 
 def is_encrypted(number: int) -> bool:
     """Whether the device is a dm-crypt mapping: smaller than the device below it, by its header."""
-    return syscalls.known_attribute(f"{_directory(number)}/dm/uuid").startswith(_CRYPT)
+    return syscalls.known_attribute(f"{_directory(number)}/dm/uuid").startswith("CRYPT-")
 
 
 def size_bytes(path: str) -> int:
@@ -189,7 +187,7 @@ def try_exclusive(path: str, access: int = os.O_RDONLY) -> int | None:
 def set_readonly(path: str, *, readonly: bool) -> None:
     """Let the device itself refuse writes, or accept them again (BLKROSET)."""
     with syscalls.opened(path, f"cannot set {path} read-only or writable") as fd:
-        fcntl.ioctl(fd, _BLKROSET, struct.pack("i", int(readonly)))
+        fcntl.ioctl(fd, loopctl.BLKROSET, struct.pack("i", int(readonly)))
 
 
 def is_readonly(path: str) -> bool:

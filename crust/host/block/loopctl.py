@@ -26,7 +26,7 @@ _SET_STATUS64 = 0x4C04
 _GET_STATUS64 = 0x4C05
 CTL_GET_FREE = 0x4C82
 _CTL_REMOVE = 0x4C81
-_BLKROSET = 0x125D
+BLKROSET = 0x125D
 
 READ_ONLY = 1
 AUTOCLEAR = 4
@@ -105,7 +105,7 @@ def set_flags(fd: int, flags: int) -> None:
 
 def make_writable(fd: int) -> None:
     """Undo a BLKROSET, which the kernel keeps when the device is detached."""
-    fcntl.ioctl(fd, _BLKROSET, bytes(4))
+    fcntl.ioctl(fd, BLKROSET, bytes(4))
 
 
 def attached_numbers() -> list[int]:

@@ -304,8 +304,8 @@ def _of(
 def _writes_in_flight(identity: volumes.DeviceIdentity) -> int:
     """The second number of `inflight` (Documentation/ABI/stable/sysfs-block)."""
     _check_present(identity)
-    text = syscalls.read_attribute(f"{_directory((identity.major, identity.minor))}/inflight")
-    return int(text.split()[1])
+    directory = f"{device_sets.BY_NUMBER}/{identity.major}:{identity.minor}"
+    return int(syscalls.read_attribute(f"{directory}/inflight").split()[1])
 
 
 def _related(identity: volumes.DeviceIdentity) -> frozenset[Number]:
@@ -320,10 +320,6 @@ def _check_present(identity: volumes.DeviceIdentity) -> None:
     """Raise an errno of `_GONE` unless the number still is of this device."""
     if device_sets.identity_of(identity.major, identity.minor) != identity:
         raise OSError(errno.ENODEV, "another device has its number")
-
-
-def _directory(number: Number) -> str:
-    return f"{device_sets.BY_NUMBER}/{number[0]}:{number[1]}"
 
 
 def _is_held(device: volumes.BlockSource) -> bool:
@@ -392,10 +388,10 @@ def _loops_on(numbers: Collection[Number], seen: Look) -> list[str]:
     it opens such a loop device if that is no larger than the device.
     """
     loops = []
-    below = {
-        os.makedev(*number): int(syscalls.read_attribute(f"{_directory(number)}/size")) * 512
-        for number in numbers
-    }
+    below = {}
+    for major, minor in numbers:
+        sectors = syscalls.read_attribute(f"{device_sets.BY_NUMBER}/{major}:{minor}/size")
+        below[os.makedev(major, minor)] = int(sectors) * 512
     for number, backing in seen.loops:
         loop, question = f"/dev/loop{number}", partial(_is_upon, number, backing, below)
         if answers.seen(

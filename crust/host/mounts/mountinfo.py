@@ -181,14 +181,16 @@ def of_devices(numbers: Collection[tuple[int, int]], pid: str) -> tuple[Mount, .
     """
     # A node of many pods has hundreds of lines, so it parses only lines that may name one of the devices.
     fields = (*(b" %d:%d " % number for number in numbers), b" - btrfs ")
-    lines = listing(pid).split(b"\n")
-    mounts = (_parse_line(line) for line in lines if any(field in line for field in fields))
+    mounts = with_texts(*fields, pid=pid)
     return tuple(mount for mount in mounts if (mount.major, mount.minor) in numbers)
 
 
-def with_texts(*texts: bytes) -> tuple[Mount, ...]:
-    """The mounts in whose line one of these texts stands, in this namespace; it parses no other line."""
-    lines = listing().split(b"\n")
+def with_texts(*texts: bytes, pid: str = "self") -> tuple[Mount, ...]:
+    """The mounts in whose line one of these texts stands, in the namespace of a process; it parses no other line.
+
+    Raises as `listing`.
+    """
+    lines = listing(pid).split(b"\n")
     return tuple(_parse_line(line) for line in lines if any(text in line for text in texts))
 
 
@@ -220,9 +222,8 @@ def stacked_at(target: str) -> tuple[Mount, ...]:
 
     By the path itself, which must have no symbolic link: of a covered mount the kernel shows only the path.
     """
-    name = os.fsencode(os.path.basename(target))
-    lines = (line for line in listing().split(b"\n") if name in line)
-    return tuple(mount for mount in map(_parse_line, lines) if mount.target == target)
+    mounts = with_texts(os.fsencode(os.path.basename(target)))
+    return tuple(mount for mount in mounts if mount.target == target)
 
 
 def below(target: str) -> tuple[Mount, ...]:
