@@ -83,19 +83,17 @@ class ConsoleFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """The line, without a newline."""
-        fields = " ".join(f"{key}={_plain(value)}" for key, value in extra_of(record).items())
+        texts = {key: str(value) for key, value in extra_of(record).items()}
+        # on one line: the text of a peer must not look like a line of crust's log
+        fields = " ".join(
+            f"{key}={text if text.isprintable() else repr(text)}" for key, text in texts.items()
+        )
         message = credentials.shown(record.getMessage())
         head = f"{self.formatTime(record, '%H:%M:%S')} {record.levelname[:4]:4} {message}"
         line = f"{head}  {fields}" if fields else head
         if record.exc_info:
             line += f"\n{credentials.hidden(self.formatException(record.exc_info)[-_TRACEBACK_MAX_CHARS:])}"
         return line
-
-
-def _plain(value: object) -> str:
-    """Keep it on one line: the text of a peer must not look like a line of crust's log."""
-    text = str(value)
-    return text if text.isprintable() else repr(text)
 
 
 class JournalFormatter(logging.Formatter):

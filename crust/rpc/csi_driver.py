@@ -36,12 +36,6 @@ class _Question(NamedTuple, Generic[T]):
     metadata: Metadata = ()
 
 
-def _expands_volumes(answer: bytes) -> bool:
-    capabilities = csi_pb2.GetPluginCapabilitiesResponse.FromString(answer).capabilities
-    kinds = {capability.volume_expansion.type for capability in capabilities}
-    return bool(kinds - {csi_pb2.PluginCapability.VolumeExpansion.UNKNOWN})
-
-
 def numbers_in(answer: csi_pb2.NodeGetCapabilitiesResponse) -> frozenset[int]:
     return frozenset(capability.rpc.type for capability in answer.capabilities)
 
@@ -50,7 +44,13 @@ _NAME = _Question(
     "/csi.v1.Identity/GetPluginInfo",
     lambda answer: volumes.DriverName(csi_pb2.GetPluginInfoResponse.FromString(answer).name),
 )
-_EXPANDS = _Question("/csi.v1.Identity/GetPluginCapabilities", _expands_volumes)
+_EXPANDS = _Question(
+    "/csi.v1.Identity/GetPluginCapabilities",
+    lambda answer: any(
+        capability.volume_expansion.type != csi_pb2.PluginCapability.VolumeExpansion.UNKNOWN
+        for capability in csi_pb2.GetPluginCapabilitiesResponse.FromString(answer).capabilities
+    ),
+)
 _NODE_CAPABILITIES = _Question(
     "/csi.v1.Node/NodeGetCapabilities",
     lambda answer: numbers_in(csi_pb2.NodeGetCapabilitiesResponse.FromString(answer)),

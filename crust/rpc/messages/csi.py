@@ -217,6 +217,11 @@ def deferred_mount(pb: csi_pb2.DeferredMount) -> volumes.DeferredMount:
     if pb.encryption and not pb.secrets.get(deferral_keys.PASSPHRASE):
         raise InvalidDeferredMount("it is encrypted, and secrets has no passphrase")
     try:
+        guest_format = None
+        if pb.HasField("format"):
+            has_percent = pb.format.HasField("ext4_reserved_percent")
+            percent = pb.format.ext4_reserved_percent if has_percent else None
+            guest_format = volumes.GuestFormat(pb.format.ext4_bytes_per_inode or None, percent)
         return volumes.DeferredMount(
             source=_source(pb),
             fs_type=required(pb.fs_type, "deferred_mount.fs_type"),
@@ -228,17 +233,12 @@ def deferred_mount(pb: csi_pb2.DeferredMount) -> volumes.DeferredMount:
             io_limits=crust_v1.io_limits(pb.io_limits)
             if pb.HasField("io_limits")
             else volumes.IoLimits(),
-            format=_format(pb.format) if pb.HasField("format") else None,
+            format=guest_format,
             encryption=volumes.Encryption(pb.encryption) if pb.encryption else None,
             secrets=dict(pb.secrets),
         )
     except errors.InvalidRequest as err:
         raise InvalidDeferredMount(str(err)) from err
-
-
-def _format(pb: csi_pb2.DeferredMount.Format) -> volumes.GuestFormat:
-    percent = pb.ext4_reserved_percent if pb.HasField("ext4_reserved_percent") else None
-    return volumes.GuestFormat(pb.ext4_bytes_per_inode or None, percent)
 
 
 def _source(pb: csi_pb2.DeferredMount) -> volumes.BlockSource | volumes.NetworkImage:

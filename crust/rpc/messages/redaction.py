@@ -36,13 +36,15 @@ def describe(message: Message) -> dict[str, Any]:
     """The set fields of `message` as plain values, with `***` in place of every credential."""
     fields: dict[str, Any] = {}
     for field, value in message.ListFields():
-        shown = _text if field.message_type is None else describe
         if is_marked(field) or field.name in _SENSITIVE_FIELDS:
             fields[field.name] = REDACTED
         elif isinstance(value, Mapping):
-            fields[field.name] = {key: _entry(key, entry) for key, entry in value.items()}
+            fields[field.name] = {
+                key: REDACTED if _is_sensitive(key) else _shown(entry)
+                for key, entry in value.items()
+            }
         else:
-            fields[field.name] = list(map(shown, value)) if field.is_repeated else shown(value)
+            fields[field.name] = list(map(_shown, value)) if field.is_repeated else _shown(value)
     return fields
 
 
@@ -58,13 +60,9 @@ def _is_sensitive(key: object) -> bool:
     return any(word in str(key).lower() for word in _SENSITIVE_WORDS)
 
 
-def _entry(key: object, value: Any) -> Any:
-    if _is_sensitive(key):
-        return REDACTED
-    return describe(value) if isinstance(value, Message) else _text(value)
-
-
-def _text(value: Any) -> Any:
+def _shown(value: Any) -> Any:
+    if isinstance(value, Message):
+        return describe(value)
     return credentials.shown(value) if isinstance(value, str) else value
 
 

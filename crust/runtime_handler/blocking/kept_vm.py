@@ -141,7 +141,19 @@ class KeptVm:
         failed: list[errors.CrustError] = []
         for name, target in missing.items():
             try:
-                fds[name] = self._claimed(name, target, in_hand, copies).fds
+                if name in in_hand:
+                    in_hand[name].hold_device(self.process.pid)
+                    fds[name] = in_hand[name].fds
+                elif target is None:
+                    raise errors.NotFound.named(
+                        "EntryUnknown",
+                        f"the volume {name} cannot be claimed again",
+                        why="the handoff directory has no entry for it",
+                    )
+                else:
+                    # closed after the VM was killed, or the keeper has its own
+                    copy = contextlib.closing(self._reclaimed(target))
+                    fds[name] = copies.enter_context(copy).fds
             except errors.CrustError as err:
                 is_had = isinstance(err, claim.ClaimedSince)
                 # a lock without a name is an unpublish, or a claimant that is not done
@@ -151,25 +163,6 @@ class KeptVm:
                     raise _TakenByAnother(err) from err
                 failed.append(err)
         return fds, failed
-
-    def _claimed(
-        self,
-        name: str,
-        target: volumes.TargetPath | None,
-        in_hand: Mapping[str, ClaimInHand],
-        copies: contextlib.ExitStack,
-    ) -> ClaimInHand:
-        if name in in_hand:
-            in_hand[name].hold_device(self.process.pid)
-            return in_hand[name]
-        if target is None:
-            raise errors.NotFound.named(
-                "EntryUnknown",
-                f"the volume {name} cannot be claimed again",
-                why="the handoff directory has no entry for it",
-            )
-        # closed after the VM was killed, or the keeper has its own
-        return copies.enter_context(contextlib.closing(self._reclaimed(target)))
 
     def _reclaimed(self, target: volumes.TargetPath) -> claim.Claim:
         """Claim the volume again. A keeper that ends closes its socket a moment before the lock."""
