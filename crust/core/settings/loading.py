@@ -129,16 +129,6 @@ def _place(loc: tuple[int | str, ...], table: Any) -> str:
     return ".".join(parts)
 
 
-def _meant(loc: tuple[int | str, ...], model: type[BaseModel]) -> str:
-    """The setting of the same table whose name is nearest to the unknown one."""
-    *tables, name = loc
-    for table in tables:
-        if isinstance(table, str) and table in model.model_fields:
-            model = _model_in(model.model_fields[table].annotation) or model
-    near = difflib.get_close_matches(str(name), model.model_fields, n=1)
-    return f"; did you mean {near[0]}?" if near else ""
-
-
 def _model_in(annotation: Any) -> type[BaseModel] | None:
     """The model of a table, of tables in a list, or of a table that may be left out."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
@@ -159,7 +149,12 @@ _SENTENCES = {
 def _sentence(line: Any, model: type[BaseModel]) -> str:
     match line["type"]:
         case "extra_forbidden":
-            return f"is no setting{_meant(line['loc'], model)}"
+            *tables, name = line["loc"]
+            for table in tables:  # to the one of the unknown setting
+                if isinstance(table, str) and table in model.model_fields:
+                    model = _model_in(model.model_fields[table].annotation) or model
+            near = difflib.get_close_matches(str(name), model.model_fields, n=1)
+            return f"is no setting; did you mean {near[0]}?" if near else "is no setting"
         case "string_pattern_mismatch":
             return f"must be {MEANT[line['ctx']['pattern']]}"
         case "string_too_long":
