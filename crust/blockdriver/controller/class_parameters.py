@@ -14,9 +14,9 @@ concern the volume and are not kept.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from crust.core import deferral_keys, errors, volumes
+from crust.core import deferral_keys, errors
 from crust.core.deferral_keys import DEFER, ENCRYPTION, FORMAT_IN, RUNTIME_HANDLER, Defer
 from crust.host.filesystems import mkfs
 
@@ -65,10 +65,6 @@ def parse_mutable(mutable_parameters: Mapping[str, str]) -> Changes:
             )
         changes.append((name, number))
     return tuple(sorted(changes))
-
-
-def changed(limits: volumes.IoLimits, changes: Changes) -> volumes.IoLimits:
-    return replace(limits, **dict(changes))
 
 
 def quantity(text: str) -> int | None:

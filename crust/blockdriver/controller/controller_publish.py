@@ -61,7 +61,11 @@ class ControllerPublish:
             capability_check.check_not_published(record)
             with self.stores.attach_slots.taking(request.volume_id):
                 self.stores.volume_records.save(record.replaced(nodes=(requested,)))
-        elif not _is_same(present, requested):
+            return
+        old, old_readonly = present.usage, present.readonly
+        is_same = (old.kind, old.mode, old_readonly) == (usage.kind, usage.mode, request.readonly)
+        # an empty fs_type matches any
+        if not is_same or len({old.fs_type, usage.fs_type} - {""}) > 1:
             raise errors.Conflict.named(
                 "PublishedToNodeDifferently",
                 f"{request.volume_id} is published to {request.node_id} already",
@@ -92,10 +96,3 @@ class ControllerPublish:
         if node_id != self.stores.node_id:
             raise NodeNotFound(node_id)
         return self.stores.attach_slots.in_use(known_ids)
-
-
-def _is_same(present: Attached, requested: Attached) -> bool:
-    """Whether both are the same; an empty fs_type matches any."""
-    old, new = present.usage, requested.usage
-    alike = (old.kind, old.mode, present.readonly) == (new.kind, new.mode, requested.readonly)
-    return alike and ("" in (old.fs_type, new.fs_type) or old.fs_type == new.fs_type)

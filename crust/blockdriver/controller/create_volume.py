@@ -16,7 +16,7 @@ from crust.blockdriver.controller import class_parameters, topology
 from crust.blockdriver.engines.pool_access import RecordKind
 from crust.blockdriver.engines.protocol import NewVolume, StillAttached
 from crust.blockdriver.records import capability_check, capacity
-from crust.blockdriver.records.models import ContentRecord, ContentSource, Limits, VolumeRecord
+from crust.blockdriver.records.models import ContentRecord, Limits, VolumeRecord
 from crust.blockdriver.records.stores import Stores
 from crust.blockdriver.snapshots import content_source
 from crust.blockdriver.snapshots.content_source import ContentSources
@@ -83,14 +83,19 @@ class Provisioner:
             if why := supported.obstacle(capability):
                 raise capability_check.CapabilityNotSupported(why)
         present = self.stores.volume_records.find(self.stores.pool.ids.volume_id(request.name))
-        source = (
-            self._content_source(request.name, request.source, present) if request.source else None
-        )
-        if present is None and not request.is_accessible:
-            raise topology.TopologyNotAccessible(self.stores.segment)
-        planned = self._plan(request, parameters, source, present)
+        planned = self._plan(request, parameters, present)
         if present is not None:
-            _check_same(present, planned, request)
+            is_same = {
+                "accessibility_requirements": request.is_accessible,
+                "the name, with the same id": present.name == planned.name,
+                "capacity_range": capacity.satisfies(present.capacity_bytes, request.size_range),
+                "parameters": present.parameters == planned.parameters,
+                "volume_content_source": present.content_source == planned.content_source,
+                "volume_capabilities": present.usages == planned.usages,
+                "mutable_parameters": present.limits == planned.limits,
+            }
+            if different := next((part for part, same in is_same.items() if not same), ""):
+                raise VolumeExistsDifferently(request.name, different)
             self.stores.provisioning.check_image(present.volume_id)
             return present
         if planned.thick and (obstacle := self.stores.provisioning.thick_obstacle()):
@@ -100,7 +105,7 @@ class Provisioner:
                 why=obstacle,
                 hint=f"use a StorageClass with {class_parameters.PROVISIONING}: thin, or another pool",
             )
-        if source is not None:
+        if planned.content_source is not None:
             return planned
         with self._making(planned) as making:
             making.create(planned.capacity_bytes)
@@ -110,25 +115,23 @@ class Provisioner:
             content = ContentRecord(volume_id=planned.volume_id, format_in=format_in)
             return self._commit(making, planned, content)
 
-    def _content_source(
-        self, name: str, requested: content_source.SourceRequest, present: VolumeRecord | None
-    ) -> ContentSource:
-        """The content source; an existing volume has it in its record, and it may have been deleted since."""
-        if present is None:
-            return self.sources.find(requested)
-        recorded = present.content_source
-        if recorded is None or (recorded.kind, recorded.id) != (requested.kind, requested.id):
-            raise VolumeExistsDifferently(name, "volume_content_source")
-        return recorded
-
     def _plan(
         self,
         request: Create,
         parameters: class_parameters.Parameters,
-        source: ContentSource | None,
         present: VolumeRecord | None,
     ) -> VolumeRecord:
         """The record of the requested volume, with the size of the `present` volume."""
+        source, requested = None, request.source
+        if requested is not None and present is None:
+            source = self.sources.find(requested)
+        elif requested is not None and present is not None:
+            # in its record: it may have been deleted since
+            source = present.content_source
+            if source is None or (source.kind, source.id) != (requested.kind, requested.id):
+                raise VolumeExistsDifferently(request.name, "volume_content_source")
+        if present is None and not request.is_accessible:
+            raise topology.TopologyNotAccessible(self.stores.segment)
         fs_type = parameters.fs_type or (source.fs_type if source else "")
         usages = capability_check.usages_of(request.capabilities, fs_type)
         if present is not None:
@@ -245,17 +248,3 @@ class Provisioner:
         available = self.stores.capacity.available_bytes(thick=thick)
         maximum = min(available, self.stores.provisioning.maximum_bytes)
         return available, maximum, capacity.minimum_bytes(usages)
-
-
-def _check_same(present: VolumeRecord, planned: VolumeRecord, request: Create) -> None:
-    for part, is_same in {
-        "accessibility_requirements": request.is_accessible,
-        "the name, with the same id": present.name == planned.name,
-        "capacity_range": capacity.satisfies(present.capacity_bytes, request.size_range),
-        "parameters": present.parameters == planned.parameters,
-        "volume_content_source": present.content_source == planned.content_source,
-        "volume_capabilities": present.usages == planned.usages,
-        "mutable_parameters": present.limits == planned.limits,
-    }.items():
-        if not is_same:
-            raise VolumeExistsDifferently(request.name, part)

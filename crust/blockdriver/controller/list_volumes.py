@@ -8,7 +8,7 @@ ValidateVolumeCapabilities: whether a volume has the properties in the CO's requ
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from crust.blockdriver.controller import class_parameters
@@ -104,7 +104,7 @@ class VolumeLister:
             limits = class_parameters.parse_mutable(sent_mutable)
         except errors.InvalidRequest as err:
             return str(err)
-        if class_parameters.changed(record.limits.value, limits) != record.limits.value:
+        if replace(record.limits.value, **dict(limits)) != record.limits.value:
             return "the volume has other mutable_parameters now"
         if sent_parameters and sent.kept != record.parameters:
             return "the volume was created with other parameters"

@@ -13,7 +13,7 @@ If the storage enforces I/O limits itself, the driver calls neither this host no
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
@@ -130,7 +130,7 @@ class VolumeModifier:
     ) -> VolumeRecord:
         """Record the limits, and enforce them on this host; returns the record, for the guests."""
         record = self.stores.volume_records.load(volume_id)
-        limits = class_parameters.changed(record.limits.value, changes)
+        limits = replace(record.limits.value, **dict(changes))
         self.stores.provisioning.check_image(volume_id)
         self.enforcement.check_limits(volume_id, limits)
         if limits != record.limits.value:

@@ -48,7 +48,15 @@ class Controller(SnapshotCalls):
         """Idempotent by name."""
         is_accessible, source = True, None
         if request.HasField("volume_content_source"):
-            source = _source(request.volume_content_source)
+            pb = request.volume_content_source
+            source_kind = pb.WhichOneof("type")
+            if source_kind is None:
+                raise csi.MissingField("volume_content_source.type")
+            if source_kind == "snapshot":
+                source_id = csi.required(pb.snapshot.snapshot_id, "snapshot_id")
+            else:
+                source_id = csi.required(pb.volume.volume_id, "volume_id")
+            source = content_source.SourceRequest(source_kind, source_id)
         if request.HasField("accessibility_requirements"):
             required = request.accessibility_requirements
             is_accessible = is_met(required, self.stores.segment)
@@ -284,14 +292,3 @@ class Controller(SnapshotCalls):
         if self.role.tells_condition:
             condition = csi.condition_to_wire(listed.health.condition)
             pb.status.volume_condition.CopyFrom(condition)
-
-
-def _source(pb: csi_pb2.VolumeContentSource) -> content_source.SourceRequest:
-    kind = pb.WhichOneof("type")
-    if kind == "snapshot":
-        snapshot_id = csi.required(pb.snapshot.snapshot_id, "snapshot_id")
-        return content_source.SourceRequest("snapshot", snapshot_id)
-    if kind == "volume":
-        volume_id = csi.required(pb.volume.volume_id, "volume_id")
-        return content_source.SourceRequest("volume", volume_id)
-    raise csi.MissingField("volume_content_source.type")
