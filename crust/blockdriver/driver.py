@@ -101,7 +101,7 @@ def build(  # noqa: PLR0913 - one per setting
     )
     index = volume_records.index
     attach_slots = attach_slots or AttachSlots(node_id, DEFAULT_MAX_VOLUMES)
-    attach_slots.add_pool(index, engine.access)
+    attach_slots.pools.append((index, engine.access))
     stores = Stores(
         node_id=node_id,
         segment="" if role.is_shared else topology.value_of(node_id),
@@ -198,11 +198,6 @@ class Driver:
     def shown(self) -> str:
         return shown(self.name, self.pool_name)
 
-    async def finish_changes(self) -> None:
-        """Finish a killed driver's changes of limits in guests."""
-        if self.role.has_controller:
-            await self.controller.modifier.finish_interrupted()
-
     async def collect_garbage(self) -> None:
         """Remove the rests of volumes, snapshots and attachments."""
         if self.role.has_controller:
@@ -220,7 +215,7 @@ class Driver:
 
     async def keep_measuring(self) -> None:
         """Measure the pool's capacity for the metrics, until cancelled."""
-        while self.role.has_controller:
+        while True:
             try:
                 measured = await workers.run(self.stores.capacity.measured)
             except errors.CrustError:  # the pool's own health reports it
@@ -232,7 +227,7 @@ class Driver:
 
     async def keep_examining(self) -> None:
         """Look at the health of every volume for the metrics, until cancelled; in Ceph each one is a question."""
-        while self.role.has_controller:
+        while True:
             began_s = time.monotonic()
             try:
                 metrics.show_abnormal(self.shown, await workers.run(self.count_abnormal))
@@ -263,7 +258,7 @@ class Driver:
 
         Raises the errors of `PoolHome.open`, and the error of a directory that cannot be created.
         """
-        self.controller.snapshots.freezer.thaw_mounted()
+        self.controller.snapshots.freezer.open(is_mounted=True)
         self.stores.pool.open()
         if self.role.has_node:
             self.node.io_limits.throttle.look()

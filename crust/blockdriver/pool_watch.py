@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from functools import partial
 
 from crust.blockdriver.ceph.controller_lock import RENEW_S, ControllerReplaced, ControllerStandsBy
 from crust.blockdriver.driver import Driver
@@ -124,7 +125,8 @@ class PoolWatch:
     async def _open(self) -> None:
         pool, driver = self._pool, self.driver
         # First of all: writers wait for the thaw, and the pool may be absent.
-        await workers.run(driver.controller.snapshots.freezer.thaw_mounted)
+        freezer = driver.controller.snapshots.freezer
+        await workers.run(partial(freezer.open, is_mounted=True))
         await workers.run(pool.find)
         try:
             self._held.push_async_callback(workers.run, pool.let_go)
@@ -138,13 +140,15 @@ class PoolWatch:
         self.pool_id = pool.ids.pool_id
         _log.info("pool opened", extra={"pool_id": self.pool_id})
         self._is_open = True
-        for name, work in (
-            ("garbage collection", driver.keep_collecting_garbage),
-            ("thaw of guests", driver.controller.snapshots.freezer.keep_recovering),
-            ("limits of guests", driver.finish_changes),
-            ("pool capacity", driver.keep_measuring),
-            ("health of volumes", driver.keep_examining),
-        ):
+        works = {
+            "garbage collection": driver.keep_collecting_garbage,
+            "thaw of guests": freezer.keep_recovering,
+        }
+        if driver.role.has_controller:
+            works["limits of guests"] = driver.controller.modifier.finish_interrupted
+            works["pool capacity"] = driver.keep_measuring
+            works["health of volumes"] = driver.keep_examining
+        for name, work in works.items():
             task = supervised(name, work, self._health, of=driver.shown)
             await self._tasks.enter_async_context(task)
 

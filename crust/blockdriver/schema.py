@@ -5,11 +5,17 @@ pool, and would answer that each volume is absent. So it reads the number that i
 where each record means the same. Within a number fields are only added.
 """
 
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, TypeVar
 
 import pydantic
 
+T = TypeVar("T")
 NO_NUMBER = "it is not JSON with a schema number"
+
+
+class Unreadable(ValueError):
+    """Its text says why stored bytes are not read."""
 
 
 class _Head(pydantic.BaseModel):
@@ -30,7 +36,15 @@ def mismatch(data: bytes, *known: int) -> str:
     return f"it has schema {number}, and this version of crust reads schema {read} alone"
 
 
-def first_problem(err: pydantic.ValidationError) -> str:
-    """The first field that is wrong, and why, without its value."""
-    first = err.errors(include_input=False, include_url=False)[0]
-    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+def read(validate: Callable[[bytes], T], data: bytes, *known: int) -> T:
+    """What pydantic's `validate` makes of stored bytes of a schema that is `known`.
+
+    Raises `Unreadable`: for `mismatch`, or for the first field that is wrong, without its value.
+    """
+    if other := mismatch(data, *known):
+        raise Unreadable(other)
+    try:
+        return validate(data)
+    except pydantic.ValidationError as err:
+        first = err.errors(include_input=False, include_url=False)[0]
+        raise Unreadable(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from err

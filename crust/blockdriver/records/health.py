@@ -92,9 +92,25 @@ class HealthCheck:
         return Health(volume_id, (Finding(Kind.INACCESSIBLE, "RecordMissing", text),))
 
     def of(self, record: VolumeRecord) -> Health:
-        volume_id = record.volume_id
-        image = self._of_image(volume_id, record.capacity_bytes)
-        findings = [finding for finding in (image, self._of_content(volume_id)) if finding]
+        volume_id, findings = record.volume_id, list[Finding]()
+        try:
+            problem = self.stores.provisioning.image_problem(volume_id, record.capacity_bytes)
+            if problem:
+                findings.append(Finding(Kind.DATA_LOSS, "ImageDamaged", problem))
+        except (ImageMissing, ImageReplaced) as err:
+            findings.append(Finding(Kind.DATA_LOSS, err.error_name, str(err)))
+        except (*UNREADABLE, NotSeen) as err:
+            # One bad sector must not hide the other volumes from a list.
+            findings.append(Finding(Kind.INACCESSIBLE, "ImageUnreadable", str(err)))
+        try:
+            content = self.stores.content_records.load(volume_id)
+            if content.growth_refused:
+                refused = content.growth_refused
+                findings.append(Finding(Kind.DEGRADED, "FilesystemNotGrown", refused))
+        except RecordMissing as err:
+            findings.append(Finding(Kind.INACCESSIBLE, "ContentRecordMissing", str(err)))
+        except UNREADABLE as err:
+            findings.append(Finding(Kind.INACCESSIBLE, "RecordUnreadable", str(err)))
         # of every thin volume: the driver does not ask which of them still needs blocks
         if not record.thick and (missing_bytes := self.stores.capacity.missing_bytes):
             text = (
@@ -103,29 +119,6 @@ class HealthCheck:
             )
             findings.append(Finding(Kind.DEGRADED, "CapacityMissing", text))
         return Health(volume_id, tuple(findings))
-
-    def _of_image(self, volume_id: volumes.VolumeId, size_bytes: int) -> Finding | None:
-        try:
-            problem = self.stores.provisioning.image_problem(volume_id, size_bytes)
-        except ImageMissing as err:
-            return Finding(Kind.DATA_LOSS, "ImageMissing", str(err))
-        except ImageReplaced as err:
-            return Finding(Kind.DATA_LOSS, "ImageReplaced", str(err))
-        except (*UNREADABLE, NotSeen) as err:
-            # One bad sector must not hide the other volumes from a list.
-            return Finding(Kind.INACCESSIBLE, "ImageUnreadable", str(err))
-        return Finding(Kind.DATA_LOSS, "ImageDamaged", problem) if problem else None
-
-    def _of_content(self, volume_id: volumes.VolumeId) -> Finding | None:
-        try:
-            content = self.stores.content_records.load(volume_id)
-        except RecordMissing as err:
-            return Finding(Kind.INACCESSIBLE, "ContentRecordMissing", str(err))
-        except UNREADABLE as err:
-            return Finding(Kind.INACCESSIBLE, "RecordUnreadable", str(err))
-        if content.growth_refused:
-            return Finding(Kind.DEGRADED, "FilesystemNotGrown", content.growth_refused)
-        return None
 
     def _kept_image(self, volume_id: volumes.VolumeId) -> str:
         try:

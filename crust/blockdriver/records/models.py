@@ -99,16 +99,12 @@ class StoredRecord(pydantic.BaseModel):
     @classmethod
     def parse(cls, data: bytes, key: str, shown: Callable[[str], str]) -> Self:
         """Decode the record of an id; raises `RecordUnreadable` for the file that is `shown`."""
-        other = schema.mismatch(data, SCHEMA)
-        if other:
-            raise RecordUnreadable(shown(key), other)
         try:
-            record = cls.model_validate_json(data)
-        except pydantic.ValidationError as err:
-            raise RecordUnreadable(shown(key), schema.first_problem(err)) from err
-        described = getattr(record, cls.ID_FIELD)
-        if described != key:
-            raise RecordUnreadable(shown(key), f"it describes {described}")
+            record = schema.read(cls.model_validate_json, data, SCHEMA)
+        except schema.Unreadable as err:
+            raise RecordUnreadable(shown(key), str(err)) from err
+        if record.key != key:
+            raise RecordUnreadable(shown(key), f"it describes {record.key}")
         return record.model_copy(update={"stored": data})
 
     def encode(self) -> bytes:

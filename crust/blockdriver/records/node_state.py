@@ -89,10 +89,6 @@ class Published(pydantic.BaseModel):
     pod: str = ""
     """Its namespace and name, where the CO says them."""
 
-    @property
-    def access_mode(self) -> volumes.AccessMode:
-        return volumes.AccessMode(self.mode)
-
 
 class NodeFile(pydantic.BaseModel):
     model_config = models.PART
@@ -131,12 +127,18 @@ class NodeState:
             if not name.endswith(".json"):
                 continue
             path, volume_id = os.path.join(self._boot, name), name.removesuffix(".json")
+            file: NodeFile | errors.CrustError
             try:
-                self._files[volume_id] = _parsed(path, durable.read(path, limit_bytes=_LIMIT_BYTES))
+                data = durable.read(path, limit_bytes=_LIMIT_BYTES)
+                file = schema.read(NodeFile.model_validate_json, data, SCHEMA)
+            except schema.Unreadable as err:
+                file = UnreadableEntry(path, str(err))
             except errors.CrustError as err:
-                extra = {"path": path, "error": err}
+                file = err
+            if isinstance(file, errors.CrustError):
+                extra = {"path": path, "error": file}
                 _log.error("an entry of the node state cannot be read", extra=extra)
-                self._files[volume_id] = err
+            self._files[volume_id] = file
 
     def of(self, volume_id: volumes.VolumeId) -> NodeFile:
         """The stage and the publishes of a volume. Raises UnreadableEntry."""
@@ -200,7 +202,13 @@ class NodeState:
             return entries
         attachment = self.access.host_device(volume_id)
         device = attachment.device if attachment else None
-        return tuple(entry for entry in entries if entry.deferred or _is_mounted(entry, device))
+        live = []
+        for entry in entries:
+            mount = None if entry.deferred else mountinfo.at(entry.target)
+            is_mounted = mount and device and device_mounts.shows(mount, device)
+            if entry.deferred or is_mounted:
+                live.append(entry)
+        return tuple(live)
 
     def deferred_targets(self, volume_id: volumes.VolumeId) -> tuple[volumes.TargetPath, ...]:
         entries = self.of(volume_id).publishes
@@ -236,21 +244,6 @@ class NodeState:
                         _log.warning("the node state of another boot stays", extra=extra)
 
 
-def _parsed(path: str, data: bytes) -> NodeFile:
-    other = schema.mismatch(data, SCHEMA)
-    if other:
-        raise UnreadableEntry(path, other)
-    try:
-        return NodeFile.model_validate_json(data)
-    except pydantic.ValidationError as err:
-        raise UnreadableEntry(path, schema.first_problem(err)) from err
-
-
-def _is_mounted(entry: Published, device: volumes.BlockSource | None) -> bool:
-    mount = mountinfo.at(entry.target)
-    return mount is not None and device is not None and device_mounts.shows(mount, device)
-
-
 def _remove_boot(path: str) -> None:
     """Remove the files of another boot only."""
     with syscalls.translating(f"cannot remove {path}"):
@@ -267,13 +260,10 @@ class AttachSlots:
 
     _node_id: str
     limit: int
-    _pools: list[tuple[Index, NodeAccess]] = field(default_factory=list, init=False)
+    pools: list[tuple[Index, NodeAccess]] = field(default_factory=list, init=False)
+    """Both sources answer from memory: a pool that is away keeps its slots."""
     _guard: threading.Lock = field(default_factory=threading.Lock, init=False)
     _coming: set[volumes.VolumeId] = field(default_factory=set, init=False)
-
-    def add_pool(self, index: Index, access: NodeAccess) -> None:
-        """Count the volumes of a pool too. Both sources answer from memory: a pool that is away keeps its slots."""
-        self._pools.append((index, access))
 
     def in_use(self, ids: Collection[str] = ()) -> tuple[int, tuple[volumes.VolumeId, ...]]:
         """The node's limit, and the volumes that have a slot now: from the first moment of a publish or attach.
@@ -289,7 +279,7 @@ class AttachSlots:
     def _occupied(self) -> set[volumes.VolumeId]:
         """The volumes that have a slot; the caller holds the guard, so no volume is between the three sources."""
         occupied = set(self._coming)
-        for index, access in self._pools:
+        for index, access in self.pools:
             occupied.update(index.on_node(self._node_id), access.attached_here())
         return occupied
 

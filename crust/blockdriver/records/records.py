@@ -16,6 +16,7 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from crust.blockdriver.engines.pool_access import RecordStore
@@ -122,21 +123,16 @@ class Index:
 _OTHER = Summary()
 
 
+@dataclass(eq=False)
 class Records(Generic[M]):
-    """The records of the kind `model`, by id. Safe from any thread; every method may block."""
+    """The records of a kind, by id. Safe from any thread; every method may block."""
 
-    def __init__(
-        self,
-        store: RecordStore,
-        model: type[M],
-        is_id: Callable[[str], bool],
-        index: Index | None = None,
-    ) -> None:
-        """`is_id`: whether a text is the id of such a record in this pool. An `index` learns each read."""
-        self._store = store
-        self._model = model
-        self._index = index
-        self.is_id = is_id
+    _store: RecordStore
+    _model: type[M]
+    is_id: Callable[[str], bool]
+    """Whether a text is the id of such a record in this pool."""
+    _index: Index | None = field(default=None, init=False)
+    """Learns each read."""
 
     def find(self, key: str) -> M | None:
         """The record, or None. Raises `RecordUnreadable`, and the errors of the store."""
@@ -166,12 +162,14 @@ class Records(Generic[M]):
         return written.model_copy(update={"stored": data})
 
 
+@dataclass(eq=False)
 class IndexedRecords(Records[M]):
     """Records by which volumes and sets exist, with an index of all: the index's methods do not block."""
 
-    def __init__(self, store: RecordStore, model: type[M], is_id: Callable[[str], bool]) -> None:
-        self.index = Index()
-        super().__init__(store, model, is_id, self.index)
+    index: Index = field(default_factory=Index, init=False)
+
+    def __post_init__(self) -> None:
+        self._index = self.index
 
     def open(self) -> None:
         """Read every record once. An unreadable record does not affect the others."""

@@ -265,27 +265,24 @@ class Freezer:
         await self._thaw(member, freezes)
         return problem
 
-    def thaw_mounted(self) -> None:
-        """Thaw mounted filesystems that a killed driver left frozen, before a later step of the start can fail."""
-        for intent in self._intents.open():
-            if not intent.target:
-                self._thaw_at_start(intent)
+    def open(self, *, is_mounted: bool = False) -> None:
+        """Thaw filesystems of this host that a killed driver left frozen.
 
-    def open(self) -> None:
-        """Thaw filesystems that only the open engine finds; note the rest: guests, and what failed."""
+        At first those that are mounted (`is_mounted`), before a later step of the start can fail. Then those that
+        only the open engine finds; and note the rest: guests, and what failed.
+        """
         for intent in self._intents.open():
-            self._left[intent.volume_id] = intent
-            if not intent.target:
-                self._thaw_at_start(intent, self._access)
-
-    def _thaw_at_start(self, intent: Intent, access: NodeAccess | None = None) -> None:
-        extra: dict[str, object] = {"volume_id": intent.volume_id}
-        try:
-            if host_freeze.thaw(intent, access):
-                self._intents.forget(intent.volume_id)
-                self._left.pop(intent.volume_id, None)
-        except errors.CrustError as err:
-            _log.error("a filesystem stays frozen", extra={**extra, "error": err})
+            if not is_mounted:
+                self._left[intent.volume_id] = intent
+            if intent.target:
+                continue
+            try:
+                if host_freeze.thaw(intent, None if is_mounted else self._access):
+                    self._intents.forget(intent.volume_id)
+                    self._left.pop(intent.volume_id, None)
+            except errors.CrustError as err:
+                extra = {"volume_id": intent.volume_id, "error": err}
+                _log.error("a filesystem stays frozen", extra=extra)
 
     async def keep_recovering(self) -> None:
         """Thaw what is left, now and whenever a thaw failed or did not reach its guest, until cancelled."""

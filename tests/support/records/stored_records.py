@@ -14,7 +14,7 @@ def file_records(directory: Path) -> FileRecords:
     """A store of records in a directory of its own."""
     directory.mkdir(parents=True, exist_ok=True)
     kept = Reserve(Path(f"{directory}.reserve"))
-    return FileRecords(directory, "record.json", kept, limit_bytes=16 * 1024 * 1024)
+    return FileRecords(directory, "record.json", kept, 16 * 1024 * 1024)
 
 
 def place_of(records: Records[M], record_id: str) -> Path:

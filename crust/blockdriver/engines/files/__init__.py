@@ -41,8 +41,8 @@ def engine(directory: str, memory: str = "", *, create: bool = False) -> Engine:
 
     def records(kind: RecordKind) -> FileRecords:
         if kind is RecordKind.SNAPSHOTS:
-            return FileRecords(sets.directory, RECORDS[kind], reserve, limit_bytes=_LARGE_BYTES)
-        return FileRecords(directories.directory, RECORDS[kind], reserve, limit_bytes=_SMALL_BYTES)
+            return FileRecords(sets.directory, RECORDS[kind], reserve, _LARGE_BYTES)
+        return FileRecords(directories.directory, RECORDS[kind], reserve, _SMALL_BYTES)
 
     return Engine(pool, provisioning, access, records, None, pool.directory / "tools.lock")
 

@@ -31,7 +31,7 @@ import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from crust.blockdriver.engines.pool_access import RecordChanged, RecordKind, check_file_name
 from crust.blockdriver.engines.protocol import orphan_image
@@ -227,16 +227,18 @@ class VolumeDirectories(Directories):
         return name.endswith(_IMAGE) and self.is_id(name.removesuffix(_IMAGE))
 
 
+@dataclass(frozen=True, slots=True)
 class FileRecords:
-    """The records of one kind, none larger than `limit_bytes`, written on a full disk too, by the `reserve`."""
+    """The records of one kind, written on a full disk too. A record is the file "<id>/<file>" of the directory."""
 
-    def __init__(self, directory: Place, file: str, reserve: Reserve, *, limit_bytes: int) -> None:
-        """A record is the file "<id>/<file>" of the directory."""
-        self._directory = directory
-        self._file = file
-        self._limit_bytes = limit_bytes
-        self._reserve = reserve
-        self._locks = tuple(threading.RLock() for _ in range(_LOCKS))
+    _directory: Place
+    _file: str
+    _reserve: Reserve
+    _limit_bytes: int
+    """The most that a record has."""
+    _locks: tuple[threading.RLock, ...] = field(
+        default_factory=lambda: tuple(threading.RLock() for _ in range(_LOCKS)), init=False
+    )
 
     def ids(self) -> tuple[str, ...]:
         with syscalls.translating(f"cannot list {self._directory}"):

@@ -195,14 +195,12 @@ class DirectoryPool:
         if data is None:
             return None
         other = schema.mismatch(data, _BEFORE, SCHEMA)
-        if other == schema.NO_NUMBER:
-            raise PoolIdentityUnreadable(path, other)
-        if other:
+        if other not in ("", schema.NO_NUMBER):
             raise UnknownPoolLayout(self.shown, f"{path}: {other}")
         try:
-            return _Identity.model_validate_json(data)
-        except pydantic.ValidationError as err:
-            raise PoolIdentityUnreadable(path, schema.first_problem(err)) from err
+            return schema.read(_Identity.model_validate_json, data, _BEFORE, SCHEMA)
+        except schema.Unreadable as err:
+            raise PoolIdentityUnreadable(path, str(err)) from err
 
     def _check_empty(self) -> None:
         for folder in _FOLDERS:

@@ -206,14 +206,12 @@ class RbdPool:
         if data is None:
             return None
         other = schema.mismatch(data, SCHEMA)
-        if other == schema.NO_NUMBER:
-            raise RbdPoolUnreadable(self.shown, other)
-        if other:
+        if other not in ("", schema.NO_NUMBER):
             raise UnknownPoolLayout(self.shown, f"its object {OBJECT}: {other}")
         try:
-            return _STORED.validate_json(data)
-        except pydantic.ValidationError as err:
-            raise RbdPoolUnreadable(self.shown, schema.first_problem(err)) from err
+            return schema.read(_STORED.validate_json, data, SCHEMA)
+        except schema.Unreadable as err:
+            raise RbdPoolUnreadable(self.shown, str(err)) from err
 
     def _absent(self, why: str) -> PoolAbsent:
         return PoolAbsent(

@@ -125,8 +125,8 @@ def _obstacle(other: Published, entry: Published) -> str:
         if other.deferred:
             return "a guest mounts it, and two kernels must not write to one filesystem"
         return "this host mounts it, and a guest must not write to it at the same time"
-    if entry.access_mode not in _SHARED_MODES:
-        return f"{entry.access_mode.name} allows one target"
+    if (mode := volumes.AccessMode(entry.mode)) not in _SHARED_MODES:
+        return f"{mode.name} allows one target"
     if (other.kind, other.fs_type, other.mode) != (entry.kind, entry.fs_type, entry.mode):
         return "with another capability"
     if other.deferred == entry.deferred and other.options != entry.options:

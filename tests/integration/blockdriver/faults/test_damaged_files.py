@@ -157,7 +157,7 @@ async def check_others(bench: Bench, other: Owned) -> None:
     assert other.snapshot_id in await bench.co.snapshots()
     assert await bench.co.capacity() > 0
     await bench.driver.collect_garbage()
-    await bench.driver.finish_changes()
+    await bench.driver.controller.modifier.finish_interrupted()
     assert (await bench.stats(other.volume_id, other.target)).usage
     again = bench.target("again")
     await bench.publish(other.volume_id, again)

@@ -199,7 +199,7 @@ def test_slots_hold_a_publish_that_ends_between_the_questions() -> None:
     """The record is saved after the index was read, and the publish ends before anybody asks what is on its way."""
     between, volume_id = _Between(), volumes.VolumeId("v")
     slots = AttachSlots(NODE, 3)
-    slots.add_pool(between, between)  # type: ignore[arg-type]
+    slots.pools.append((between, between))  # type: ignore[arg-type]
     publish = slots.taking(volume_id)
     publish.__enter__()
     between.then = lambda: between.on.add(volume_id)

@@ -160,7 +160,7 @@ def _stored(tmp_path: Path) -> FileRecords:
     with made.making(VOLUME) as staged:
         staged.commit(RECORDS)
     reserve = Reserve(tmp_path / "reserve")
-    return FileRecords(made.directory, "content.json", reserve, limit_bytes=65536)
+    return FileRecords(made.directory, "content.json", reserve, 65536)
 
 
 def _fail_syncs_of(directory: Path, patch: pytest.MonkeyPatch) -> None:
