@@ -12,7 +12,7 @@ one pool. A driver of one pool takes the same way.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
@@ -42,7 +42,12 @@ _PARTS = {
     "Node": "node",
 }
 """The part of a `Driver` that has the methods of a service of CSI."""
-_LISTS = ("ListVolumes", "ListSnapshots", "ControllerListVolumeHealth")
+_LISTS: Mapping[str, Callable[[Any], str]] = {
+    "ListVolumes": lambda entry: entry.volume.volume_id,
+    "ListSnapshots": lambda entry: entry.snapshot.snapshot_id,
+    "ControllerListVolumeHealth": lambda entry: entry.volume_id,
+}
+"""The id in an entry of each list."""
 _IDS = (
     "volume_id",
     "source_volume_id",
@@ -214,11 +219,10 @@ class Pools:
         request.max_entries = min(request.max_entries or PAGE_MAX, PAGE_MAX)
         watches = list(self._watches.values())
         first = next((n for n, watch in enumerate(watches) if after == watch.pool_id), 0)
-        answer = None
+        answer, rpc = None, call.method.rpartition("/")[2]
         for watch in watches[first:]:
             watch.admit(call.method)
-            list_page = getattr(watch.driver.controller, call.method.rpartition("/")[2])
-            page = await list_page(request, call)
+            page = await getattr(watch.driver.controller, rpc)(request, call)
             if answer is None:
                 answer = page
             else:
@@ -228,7 +232,7 @@ class Pools:
             if page.next_token:
                 break
             if not request.max_entries and watch is not watches[-1]:
-                answer.next_token = _id_of(page.entries[-1])
+                answer.next_token = _LISTS[rpc](page.entries[-1])
                 break
         return answer
 
@@ -297,10 +301,3 @@ def _pool_volume(listed: Listed, node_state: NodeState, pool_name: str) -> pool_
         thick=listed.record is not None and listed.record.thick,
         pool=pool_name,
     )
-
-
-def _id_of(entry: Any) -> str:
-    if isinstance(entry, csi_pb2.ListSnapshotsResponse.Entry):
-        return str(entry.snapshot.snapshot_id)
-    is_health = isinstance(entry, csi_pb2.VolumeHealth)
-    return str(entry.volume_id if is_health else entry.volume.volume_id)

@@ -181,12 +181,18 @@ class _Walk:
             status = self._look(parent, name)
             if status.st_dev != self._device:
                 return -1
-            if stat.S_ISDIR(status.st_mode):
-                return self._enter(parent, name)
-            _change_file(parent, name, status, self._gid)
+            if not stat.S_ISDIR(status.st_mode):
+                _change_file(parent, name, status, self._gid)
+                return -1
+            child, is_entered = os.open(name, _OPEN, dir_fd=parent), False
+            try:
+                is_entered = self._is_to_enter(os.fstat(child))
+            finally:
+                if not is_entered:
+                    os.close(child)
+            return child if is_entered else -1
         except FileNotFoundError:
-            pass  # a running writer removed it
-        return -1
+            return -1  # a running writer removed it
 
     def _look(self, parent: int, name: str) -> os.stat_result:
         try:
@@ -196,15 +202,6 @@ class _Walk:
                 raise
             inode = os.fstat(parent).st_ino
             raise self._damaged(inode, "a name in it leads to itself or a parent") from err
-
-    def _enter(self, parent: int, name: str) -> int:
-        child, is_entered = os.open(name, _OPEN, dir_fd=parent), False
-        try:
-            is_entered = self._is_to_enter(os.fstat(child))
-        finally:
-            if not is_entered:
-                os.close(child)
-        return child if is_entered else -1
 
     def _is_to_enter(self, directory: os.stat_result) -> bool:
         if directory.st_dev != self._device:

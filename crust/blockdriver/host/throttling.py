@@ -55,8 +55,14 @@ class Throttle:
     def look(self) -> None:
         """Find the hierarchy: once, before the first attach. A host may have several, one with the io controller."""
         with syscalls.translating("cannot look for control groups"):
-            roots = (mount.target for mount in mountinfo.read_all() if mount.fs_type == "cgroup2")
-            self._root = next(filter(_has_io, roots), "")
+            self._root = ""
+            for mount in mountinfo.read_all():
+                if mount.fs_type == "cgroup2":
+                    # none: covered by another mount, or gone
+                    controllers = syscalls.known_attribute(f"{mount.target}/cgroup.controllers")
+                    if "io" in controllers.split():
+                        self._root = mount.target
+                        return
 
     def check_can_limit(self) -> None:
         """Raise `CannotThrottle` if a limit could not be set now. Looks again for a hierarchy that was missing."""
@@ -120,11 +126,6 @@ class Throttle:
         return next(filter(listing.exists, paths), None) if self._root else None
 
 
-def _has_io(root: str) -> bool:
-    # none: covered by another mount, or gone
-    return "io" in syscalls.known_attribute(f"{root}/cgroup.controllers").split()
-
-
 def _line_of(group: str | None, device: volumes.DeviceIdentity) -> volumes.IoLimits:
     if group is None:
         return NONE
@@ -147,11 +148,8 @@ def parse(text: str, device: volumes.DeviceIdentity) -> volumes.IoLimits:
 
 def line(device: volumes.DeviceIdentity, limits: volumes.IoLimits) -> str:
     """The line for io.max; it names every number, so that nothing of an earlier line stays."""
-    words = [f"{key}={_number(key, getattr(limits, name))}" for key, name in _KEYS.items()]
+    words = []
+    for key, name in _KEYS.items():
+        limit = getattr(limits, name)
+        words.append(f"{key}={(min(limit, _IOPS_MAX) if 'iops' in key else limit) or _NO_LIMIT}")
     return f"{device.major}:{device.minor} {' '.join(words)}\n"
-
-
-def _number(key: str, value: int) -> str:
-    if value == 0:
-        return _NO_LIMIT
-    return str(min(value, _IOPS_MAX) if key.endswith("iops") else value)

@@ -12,7 +12,6 @@ NodeUnpublishVolume removes. An entry without its mount does not count as a publ
 """
 
 import logging
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from crust.blockdriver.host import device_mounts, fs_group
@@ -79,9 +78,13 @@ class NodePublish:
         admitted = begun.admitted
         if begun.group is not None:  # in steps, each with a place of its own
             walk = fs_group.steps(admitted.entry.target, begun.group)
+            is_unfinished = True
             try:
-                while await _step(walk):
-                    operations.check_wanted()
+                while is_unfinished:
+                    async with workers.long_work(workers.LongWork.GROUP), workers.turn():
+                        is_unfinished = await workers.run(next, walk, False)  # noqa: FBT003 - of `next`
+                    if is_unfinished:
+                        operations.check_wanted()
             except errors.CrustError:
                 await workers.run(walk.close)  # or its descriptors would keep the mount busy
                 await workers.run(self._undo_or_log, admitted, unmounts=begun.unmounts)
@@ -185,8 +188,3 @@ class NodePublish:
         except errors.CrustError as err:
             extra = {"target": target.text, "error": err}
             _log.warning("a failed publish is not undone", extra=extra)
-
-
-async def _step(walk: Iterator[bool]) -> bool:
-    async with workers.long_work(workers.LongWork.GROUP), workers.turn():
-        return await workers.run(next, walk, False)  # noqa: FBT003 - of `next`

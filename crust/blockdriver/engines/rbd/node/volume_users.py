@@ -132,19 +132,11 @@ class VolumeUsers(Users):
         return self._ids or PoolIds(self._noted())
 
     def find(self) -> None:
-        """Nothing: this node has no key."""
+        """Nothing: this node has no key, and its pool no lock, because every node uses it. The first key opens it;
+        each call checks by itself, and a pod's key is not used between calls.
+        """
 
-    def lock(self) -> None:
-        """Nothing: every node uses the pool."""
-
-    def renew(self) -> None:
-        """Nothing: a node has no lock."""
-
-    def open(self) -> None:
-        """Nothing: the first key opens it."""
-
-    def check_in_place(self) -> None:
-        """Nothing: each call checks by itself, and a pod's key is not used between calls."""
+    lock = renew = open = check_in_place = find
 
     def let_go(self) -> None:
         """Forget all users, and disconnect after running calls have ended."""

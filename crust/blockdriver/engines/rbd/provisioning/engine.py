@@ -95,9 +95,8 @@ class RbdProvisioning(RbdSnapshots):
         ):
             return added_bytes(ioctx, image)
 
-    def cloned_bytes(self, volume_id: volumes.VolumeId) -> int:
-        """Those of a snapshot: a clone reads one of its source, until it is flattened or removed."""
-        return self.added_bytes(volume_id)
+    cloned_bytes = added_bytes
+    """A clone reads a snapshot of its source, until it is flattened or removed."""
 
     def thick_obstacle(self) -> str:
         """Always: an object of an image exists from its first write on."""

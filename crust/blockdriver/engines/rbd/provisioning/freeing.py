@@ -39,24 +39,24 @@ class Freeing(Looks):
         for name in names:
             if ends is not None and ends.is_set():
                 return
+            extra: dict[str, object] = {"image": name}
             try:
-                self._free(name)
+                with self._place.ioctx(f"cannot free the image {name}") as ioctx:
+                    has_ended = bool(claim_object.read(ioctx, name).claims.ended)
+                    if has_ended:
+                        extra["clients"] = fencing.cut_off(self._place.claimed(ioctx, name))
                 self._told.discard(name)
             except errors.PeerUnavailable:
                 raise
             except errors.CrustError as err:
                 if name not in self._told:
-                    extra = {"image": name, "error": err}
-                    _log.warning("an image whose client has ended is not free yet", extra=extra)
+                    text = "an image whose client has ended is not free yet"
+                    _log.warning(text, extra={**extra, "error": err})
                 self._told.add(name)
-
-    def _free(self, name: str) -> None:
-        with self._place.ioctx(f"cannot free the image {name}") as ioctx:
-            if not claim_object.read(ioctx, name).claims.ended:
-                return
-            cut = fencing.cut_off(self._place.claimed(ioctx, name))
-        extra = {"image": name, "clients": cut}
-        _log.warning("clients that ended without closing an image are cut off", extra=extra)
+                continue
+            if has_ended:
+                text = "clients that ended without closing an image are cut off"
+                _log.warning(text, extra=extra)
 
     def fence(
         self, volume_ids: Iterable[volumes.VolumeId], nodes: frozenset[str]

@@ -195,7 +195,7 @@ class _Watch:
         finally:
             self._done.set()
             thread.join()
-            self._look_back(now_s())
+            self.is_kept &= now_s() - self.answered_s <= KEPT_S
 
     def _run(self) -> None:
         wait_s = ASK_EVERY_S
@@ -206,7 +206,7 @@ class _Watch:
             except binding.load().failures:
                 is_answered = False
             if is_answered:
-                self._look_back(at_s)
+                self.is_kept &= at_s - self.answered_s <= KEPT_S
                 self.answered_s, wait_s = at_s, ASK_EVERY_S
                 continue
             wait_s = _AGAIN_S
@@ -222,6 +222,3 @@ class _Watch:
                 self.is_ended = True
                 text = "a client fell silent while its image was changed: the change is ended, by a new connection"
                 _log.warning(text, extra=extra)
-
-    def _look_back(self, now_s: float) -> None:
-        self.is_kept &= now_s - self.answered_s <= KEPT_S
