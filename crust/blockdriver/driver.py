@@ -128,7 +128,7 @@ def build(  # noqa: PLR0913 - one per setting
     freezer = Freezer(Intents(run_dir), engine.access, reachable)
     snapshots = SnapshotSets(stores, freezer, max_snapshots_per_volume)
     modifier = VolumeModifier(
-        stores, EnforcedByStorage(engine.limits) if engine.limits else io_limits
+        stores, EnforcedByStorage(engine.set_limits) if engine.set_limits else io_limits
     )
     controller = Controller(
         role=role,

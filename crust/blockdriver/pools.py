@@ -242,7 +242,13 @@ class Pools:
 
         Raises `PoolNotOnNode`, `SeveralPools`, and the problem of a pool that may have the ids.
         """
-        named = [watch for pool_id in set(_pool_ids(request)) for watch in self._with_id(pool_id)]
+        watches, named = self._watches.values(), list[PoolWatch]()
+        for pool_id in set(_pool_ids(request)):
+            found = [watch for watch in watches if watch.pool_id == pool_id]
+            for watch in watches:
+                if not found and watch.problem is not None and not watch.pool_id:
+                    raise watch.problem  # its id is not known yet
+            named += found
         if isinstance(request, csi_pb2.CreateVolumeRequest | csi_pb2.GetCapacityRequest):
             name = request.parameters.pop(POOL) if POOL in request.parameters else DEFAULT_POOL
             if name not in self._watches:
@@ -255,19 +261,8 @@ class Pools:
                 why=f"it is of the pools {', '.join(sorted(pools))}, and no data goes from one to another",
                 hint=f"name one pool alone; a copy is of the pool of its source ({POOL} of its StorageClass)",
             )
-        watches = self._watches.values()
         opened = (watch for watch in watches if watch.problem is None)
         return next(iter(pools.values()), None) or next(opened, self._watches[DEFAULT_POOL])
-
-    def _with_id(self, pool_id: str) -> list[PoolWatch]:
-        """The pool of that id, or none. Raises the problem of a pool whose id is not known yet."""
-        watches = self._watches.values()
-        if found := [watch for watch in watches if watch.pool_id == pool_id]:
-            return found
-        for watch in watches:
-            if watch.problem is not None and not watch.pool_id:
-                raise watch.problem
-        return []
 
 
 def _pool_ids(request: Message) -> Iterator[str]:

@@ -19,7 +19,7 @@ from crust.blockdriver.ceph.connection import Connection
 from crust.blockdriver.ceph.user import CephUser, key_of
 from crust.blockdriver.driver import Driver, build
 from crust.blockdriver.engines import files, rbd
-from crust.blockdriver.engines.protocol import Engine, NodeFencing
+from crust.blockdriver.engines.protocol import Engine, Fence
 from crust.blockdriver.pool_watch import PoolWatch
 from crust.blockdriver.pools import Pools
 from crust.blockdriver.records.node_state import AttachSlots
@@ -187,7 +187,7 @@ NodesGone = Callable[[], Awaitable[frozenset[str]]]
 
 
 async def keep_fencing(
-    fencing: NodeFencing,
+    fence: Fence,
     declared: NodesGone,
     volume_ids: Callable[[], Iterable[volumes.VolumeId]],
     period_s: float = FENCE_PERIOD_S,
@@ -204,7 +204,7 @@ async def keep_fencing(
         try:
             gone_nodes, waiting = await declared(), frozenset[str]()
             if gone_nodes:
-                waiting = await workers.run(fencing.fence, volume_ids(), gone_nodes)
+                waiting = await workers.run(fence, volume_ids(), gone_nodes)
         except errors.CrustError as err:
             metrics.fencing_failures.inc()
             _log.warning("nodes that are gone are not fenced", extra={"error": err})
@@ -228,10 +228,10 @@ async def run_driver(settings: DriverSettings) -> None:
         AsyncExitStack() as stack,
     ):
         if nodes is not None:
-            fencing = driver.stores.engine.fencing
-            assert fencing is not None, "checked with the settings"
+            fence = driver.stores.engine.fence
+            assert fence is not None, "checked with the settings"
             metrics.export(*metrics.FENCING)
-            work = partial(keep_fencing, fencing, nodes, driver.stores.volume_records.ids)
+            work = partial(keep_fencing, fence, nodes, driver.stores.volume_records.ids)
             fencing_loop = supervised("fencing of lost nodes", work, daemon.health)
             with driver.workers.used():  # the task that starts here uses them
                 await stack.enter_async_context(fencing_loop)

@@ -116,10 +116,7 @@ class Provisioner:
             return self._commit(making, planned, content)
 
     def _plan(
-        self,
-        request: Create,
-        parameters: class_parameters.Parameters,
-        present: VolumeRecord | None,
+        self, request: Create, parameters: class_parameters.Parameters, present: VolumeRecord | None
     ) -> VolumeRecord:
         """The record of the requested volume, with the size of the `present` volume."""
         source, requested = None, request.source
@@ -173,9 +170,9 @@ class Provisioner:
         """Make the volume exist: from then on the node part writes the content record."""
         # a new image has no limits, and a copy may have those of its source
         is_limited = record.limits != Limits() or record.content_source is not None
-        in_storage = self.stores.engine.limits
-        if in_storage is not None and is_limited:
-            in_storage.set_limits(record.volume_id, record.limits.value)
+        set_in_storage = self.stores.engine.set_limits
+        if set_in_storage is not None and is_limited:
+            set_in_storage(record.volume_id, record.limits.value)
         records = {RecordKind.CONTENT: content.encode()}
         return self.stores.volume_records.make(
             record, lambda data: making.commit({**records, RecordKind.VOLUMES: data})

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Protocol
 
 from crust.blockdriver.controller import class_parameters
-from crust.blockdriver.engines.protocol import StorageLimits
+from crust.blockdriver.engines.protocol import SetLimits
 from crust.blockdriver.records import capability_check, capacity
 from crust.blockdriver.records.models import Limits, VolumeRecord
 from crust.blockdriver.records.records import UNREADABLE
@@ -209,13 +209,10 @@ class VolumeModifier:
 class EnforcedByStorage:
     """See `LimitEnforcement`."""
 
-    limits: StorageLimits
+    set_on_host: SetLimits
 
     def check_limits(self, volume_id: volumes.VolumeId, limits: volumes.IoLimits) -> None:
         """The storage takes every limit."""
-
-    def set_on_host(self, volume_id: volumes.VolumeId, limits: volumes.IoLimits) -> None:
-        self.limits.set_limits(volume_id, limits)
 
     async def set_in_guests(
         self, volume_id: volumes.VolumeId, limits: volumes.IoLimits, before: volumes.IoLimits

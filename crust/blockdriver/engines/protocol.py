@@ -93,11 +93,6 @@ class PoolSpace:
     spare_bytes: int = 0
     unseen_bytes: int = 0
 
-    @property
-    def size_bytes(self) -> int:
-        """What volumes and snapshots have and could have: the medium without what others use."""
-        return self.free_bytes + self.own_bytes
-
 
 class NoChangeTracking(errors.NotReady):
     def __init__(self, why: str) -> None:
@@ -269,23 +264,11 @@ class Provisioning(Protocol):
         """
 
 
-class StorageLimits(Protocol):
-    """Limits of a volume's I/O that the storage itself enforces on every node."""
-
-    def set_limits(self, volume_id: volumes.VolumeId, limits: volumes.IoLimits) -> None:
-        """Set all limits of a volume, also while it is used. Raises `ImageMissing`."""
-
-
-class NodeFencing(Protocol):
-    """Cuts off nodes that are declared gone, from an engine whose volumes several nodes reach."""
-
-    def fence(
-        self, volume_ids: Iterable[volumes.VolumeId], nodes: frozenset[str]
-    ) -> frozenset[str]:
-        """Free these volumes from these nodes, whose later writes fail; returns the nodes that still have a volume.
-
-        It leaves a connected node alone, because that lives. Raises `PeerUnavailable`.
-        """
+SetLimits = Callable[[volumes.VolumeId, volumes.IoLimits], None]
+"""Sets all limits of a volume's I/O, also while it is used. Raises `ImageMissing`."""
+Fence = Callable[[Iterable[volumes.VolumeId], frozenset[str]], frozenset[str]]
+"""Frees volumes from nodes that are declared gone, whose later writes fail; returns the nodes that still have a
+volume. It leaves a connected node alone, because that lives. Raises `PeerUnavailable`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +279,9 @@ class Engine:
     provisioning: Provisioning
     access: NodeAccess
     records: Callable[[RecordKind], RecordStore]
-    limits: StorageLimits | None = None
+    set_limits: SetLimits | None = None
+    """If the storage itself enforces limits, on every node."""
     tool_locks: Place | None = None
     """The file for the locks of programs that run on volumes, if the pool is a directory of this node."""
-    fencing: NodeFencing | None = None
+    fence: Fence | None = None
+    """If several nodes reach the volumes."""

@@ -150,7 +150,8 @@ class PoolCapacity:
     def measured(self) -> Mapping[str, int]:
         """The capacity by the kinds of crust's glossary. Blocks."""
         seen = self._space()
-        size_bytes, reserved = seen.space.size_bytes, self._index.reserved_bytes
+        size_bytes = seen.space.free_bytes + seen.space.own_bytes
+        reserved = self._index.reserved_bytes
         with self._guard:
             return {
                 "size": size_bytes,

@@ -59,15 +59,6 @@ class Health:
 
 
 @dataclass(frozen=True, slots=True)
-class PoolFinding:
-    """A problem of the pool; `reachable` when volumes can still be used."""
-
-    reason: str
-    message: str
-    reachable: bool = True
-
-
-@dataclass(frozen=True, slots=True)
 class HealthCheck:
     """Checks volumes and the pool. Every method may block."""
 
@@ -97,20 +88,14 @@ class HealthCheck:
             problem = self.stores.provisioning.image_problem(volume_id, record.capacity_bytes)
             if problem:
                 findings.append(Finding(Kind.DATA_LOSS, "ImageDamaged", problem))
-        except (ImageMissing, ImageReplaced) as err:
-            findings.append(Finding(Kind.DATA_LOSS, err.error_name, str(err)))
+        except ImageMissing as err:
+            findings.append(Finding(Kind.DATA_LOSS, "ImageMissing", str(err)))
+        except ImageReplaced as err:
+            findings.append(Finding(Kind.DATA_LOSS, "ImageReplaced", str(err)))
         except (*UNREADABLE, NotSeen) as err:
             # One bad sector must not hide the other volumes from a list.
             findings.append(Finding(Kind.INACCESSIBLE, "ImageUnreadable", str(err)))
-        try:
-            content = self.stores.content_records.load(volume_id)
-            if content.growth_refused:
-                refused = content.growth_refused
-                findings.append(Finding(Kind.DEGRADED, "FilesystemNotGrown", refused))
-        except RecordMissing as err:
-            findings.append(Finding(Kind.INACCESSIBLE, "ContentRecordMissing", str(err)))
-        except UNREADABLE as err:
-            findings.append(Finding(Kind.INACCESSIBLE, "RecordUnreadable", str(err)))
+        findings += self._of_content(volume_id)
         # of every thin volume: the driver does not ask which of them still needs blocks
         if not record.thick and (missing_bytes := self.stores.capacity.missing_bytes):
             text = (
@@ -119,6 +104,15 @@ class HealthCheck:
             )
             findings.append(Finding(Kind.DEGRADED, "CapacityMissing", text))
         return Health(volume_id, tuple(findings))
+
+    def _of_content(self, volume_id: volumes.VolumeId) -> list[Finding]:
+        try:
+            refused = self.stores.content_records.load(volume_id).growth_refused
+        except RecordMissing as err:
+            return [Finding(Kind.INACCESSIBLE, "ContentRecordMissing", str(err))]
+        except UNREADABLE as err:
+            return [Finding(Kind.INACCESSIBLE, "RecordUnreadable", str(err))]
+        return [Finding(Kind.DEGRADED, "FilesystemNotGrown", refused)] if refused else []
 
     def _kept_image(self, volume_id: volumes.VolumeId) -> str:
         try:
@@ -136,24 +130,25 @@ class HealthCheck:
         }
         return tuple(sorted(images.union(self.stores.volume_records.ids())))
 
-    def pool(self) -> tuple[PoolFinding, ...]:
+    def pool(self) -> tuple[Finding, ...]:
+        """The pool's problems; it is `INACCESSIBLE`, or volumes can still be used."""
         try:
             self.stores.pool.check_in_place()  # a held folder stays readable after it was moved
             self.stores.provisioning.check_usable()
             free_bytes = self.stores.capacity.available_bytes()
             findings = list(itertools.islice(self._of_snapshots(), _SHOWN))
         except errors.CrustError as err:
-            return (PoolFinding("PoolNotUsable", str(err), reachable=False),)
+            return (Finding(Kind.INACCESSIBLE, "PoolNotUsable", str(err)),)
         if free_bytes == 0:
             text = "the pool has no free capacity: no volume can be created or expanded"
-            findings.append(PoolFinding("PoolFull", text))
+            findings.append(Finding(Kind.DEGRADED, "PoolFull", text))
         return tuple(findings)
 
-    def _of_snapshots(self) -> Iterator[PoolFinding]:
+    def _of_snapshots(self) -> Iterator[Finding]:
         """A finding for each problem. Raises the errors of `Provisioning.snapshot_ids`."""
         sets = self.stores.snapshot_sets
         for error in sets.unreadable():
-            yield PoolFinding("SnapshotRecordUnreadable", str(error))
+            yield Finding(Kind.DEGRADED, "SnapshotRecordUnreadable", str(error))
         # before the images: a set that is taken meanwhile is not lost
         summaries = {set_id: sets.index.get(set_id) for set_id in sets.ids()}
         images = self.stores.provisioning.snapshot_ids()
@@ -163,13 +158,13 @@ class HealthCheck:
                     text = (
                         f"the image of {snapshot_id} does not exist; the driver did not remove it"
                     )
-                    yield PoolFinding("SnapshotImageMissing", text)
+                    yield Finding(Kind.DEGRADED, "SnapshotImageMissing", text)
         unknown = self._unrecorded(images)
         if unknown:  # look again: a set gets its record after its images
             unknown = self._unrecorded(self.stores.provisioning.snapshot_ids() & unknown)
         for snapshot_id in sorted(unknown):
             text = f"the image of {snapshot_id} has no record; it is kept"
-            yield PoolFinding("SnapshotRecordMissing", text)
+            yield Finding(Kind.DEGRADED, "SnapshotRecordMissing", text)
 
     def _unrecorded(self, images: frozenset[str]) -> frozenset[str]:
         sets = self.stores.snapshot_sets

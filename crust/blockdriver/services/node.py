@@ -11,7 +11,7 @@ from crust.blockdriver.node.node_unpublish import NodeUnpublish, NodeUnstage
 from crust.blockdriver.node.publish.deferred_publish import DeferredNodePublish
 from crust.blockdriver.node.publish.node_publish import NodePublish
 from crust.blockdriver.node.publish.publish_rules import Publish
-from crust.blockdriver.records.health import HealthCheck
+from crust.blockdriver.records.health import HealthCheck, Kind
 from crust.blockdriver.records.stores import Stores
 from crust.blockdriver.services.calls import Calls, health, places
 from crust.blockdriver.services.roles import Role
@@ -122,10 +122,9 @@ class Node:
         self.role.require("1.13")
         pb = csi_pb2.NodeGetStorageHealthResponse()
         for finding in await self.calls.read((), self.health_check.pool, call):
+            is_degraded = finding.kind is Kind.DEGRADED
             pb.backend_health.add(
-                status=csi_pb2.STORAGE_DEGRADED
-                if finding.reachable
-                else csi_pb2.STORAGE_UNREACHABLE,
+                status=csi_pb2.STORAGE_DEGRADED if is_degraded else csi_pb2.STORAGE_UNREACHABLE,
                 reason=finding.reason,
                 message=csi.shortened(finding.message),
             )

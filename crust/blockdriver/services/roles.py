@@ -45,16 +45,6 @@ _OF_OTHER_NODES = (
 )
 
 
-class NotServedInMode(errors.Unsupported):
-    def __init__(self, mode: Mode, method: str) -> None:
-        other_mode = "controller" if mode == "node" else "node"
-        super().__init__(
-            f"{method.rpartition('/')[2]} is not served here",
-            why=f"this driver runs in mode {mode}",
-            hint=f"call the driver that runs in mode {other_mode}, or start this one in mode all",
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class Role:
     """The mode of a driver, whether it is one of a node deployment, and the CSI version that it serves."""
@@ -80,12 +70,19 @@ class Role:
     def check_method(self, method: str) -> None:
         """Raise `NotServedInMode`, `NotInNodeDeployment` or `NoAttachNeeded` unless the method is served."""
         absent = {"all": (), "node": _OF_CONTROLLER, "controller": _OF_NODE}[self.mode]
+        what = f"{method.rpartition('/')[2]} is not served here"
         if method.startswith(absent):
-            raise NotServedInMode(self.mode, method)
+            other_mode = "controller" if self.mode == "node" else "node"
+            raise errors.Unsupported.named(
+                "NotServedInMode",
+                what,
+                why=f"this driver runs in mode {self.mode}",
+                hint=f"call the driver that runs in mode {other_mode}, or start this one in mode all",
+            )
         if self.node_deployment and method in _OF_OTHER_NODES:
             raise errors.Unsupported.named(
                 "NotInNodeDeployment",
-                f"{method.rpartition('/')[2]} is not served here",
+                what,
                 why=(
                     "each node has a driver for its own volumes (node_deployment), and this call "
                     "may reach any of them"
@@ -94,7 +91,7 @@ class Role:
         if self.is_shared and method in _OF_ATTACH:
             raise errors.Unsupported.named(
                 "NoAttachNeeded",
-                f"{method.rpartition('/')[2]} is not served here",
+                what,
                 why="every node reaches the pool, and a volume is claimed in it when it is opened",
             )
 

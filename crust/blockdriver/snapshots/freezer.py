@@ -122,29 +122,25 @@ def _plan_of(stores: Stores, volume_id: volumes.VolumeId) -> QuiescePlan:
         )
     if raw:
         return QuiescePlan(raw=(volume_id,))
-    mounted = _mounted(volume_id, device) if device else None
-    if device is not None and mounted is None and not live and users.is_held(device):
+    all_mounts = device_mounts.filesystem_mounts(device) if device else ()
+    mounts = [mount for mount in all_mounts if mount.filesystem_writes]
+    # a freeze of a covered mount point would freeze the mount that covers it
+    visible = next(filter(device_mounts.is_visible, mounts), None)
+    if mounts and visible is None:
+        raise errors.NotReady.named(
+            "FilesystemMountCovered",
+            f"{volume_id} cannot be copied now",
+            why="each of its mounts is covered by another mount",
+        )
+    if device is not None and not mounts and not live and users.is_held(device):
         raise errors.NotReady.named(
             "BusyAfterLazyUnmount",
             f"{volume_id} cannot be copied now",
             why=f"it is not published, but {device.path} is busy: a program has it open, or it was unmounted lazily",
         )
-    return QuiescePlan(members=(mounted,) if mounted else ())
-
-
-def _mounted(volume_id: volumes.VolumeId, source: volumes.BlockSource) -> OnHost | None:
-    mounts = [mount for mount in device_mounts.filesystem_mounts(source) if mount.filesystem_writes]
-    if not mounts:
-        return None
-    for mount in mounts:
-        # a freeze of a covered mount point would freeze the mount that covers it
-        if device_mounts.is_visible(mount):
-            return OnHost(volume_id, source.identity, mount.target)
-    raise errors.NotReady.named(
-        "FilesystemMountCovered",
-        f"{volume_id} cannot be copied now",
-        why="each of its mounts is covered by another mount",
-    )
+    if device is None or visible is None:
+        return QuiescePlan()
+    return QuiescePlan(members=(OnHost(volume_id, device.identity, visible.target),))
 
 
 @dataclass(eq=False)

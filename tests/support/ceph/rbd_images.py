@@ -3,7 +3,7 @@
 import hashlib
 from typing import Any
 
-from crust.blockdriver.ceph import cluster_image, omap
+from crust.blockdriver.ceph import binding, cluster_image, omap
 from crust.blockdriver.engines.pool_access import RecordKind
 from crust.blockdriver.engines.protocol import Image
 from crust.blockdriver.engines.rbd.provisioning.engine import RbdProvisioning
@@ -115,7 +115,7 @@ def ceph_text(text: str) -> bytes:
 
 def trash(engine: RbdProvisioning) -> list[str]:
     with engine.place.ioctx("cannot list") as ioctx:
-        return [image["name"] for image in engine.place.images.trash_list(ioctx)]
+        return [image["name"] for image in binding.load().images.trash_list(ioctx)]
 
 
 def names(engine: RbdProvisioning) -> list[str]:

@@ -70,7 +70,7 @@ async def eventually(check: Callable[[], bool]) -> None:
 async def cluster() -> AsyncIterator[Cluster]:
     """One whose lost nodes are fenced all the time."""
     made = Cluster()
-    work = partial(keep_fencing, made, made.ids, lambda: VOLUMES, period_s=0.001)
+    work = partial(keep_fencing, made.fence, made.ids, lambda: VOLUMES, period_s=0.001)
     metrics.nodes_waiting_for_fencing.set(0)
     async with supervised("fencing of lost nodes", work, made.health):
         yield made

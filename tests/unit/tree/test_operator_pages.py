@@ -37,7 +37,7 @@ PAGES = ("operations", "settings", "kubernetes", "wrapping", "monitoring")
 PAGE = "\n".join((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8") for page in PAGES)
 DEPLOY = ROOT / "deploy"
 COMMON = ProgramSettings.model_fields
-_REASON = re.compile(r'(?:Kind\.\w+, |PoolFinding\()"([A-Z]\w+)"')
+_REASON = re.compile(r'Kind\.\w+, "([A-Z]\w+)"')
 REASONS = {
     reason
     for module in (health, node_stats)

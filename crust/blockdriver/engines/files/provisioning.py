@@ -168,11 +168,7 @@ class FileProvisioning:
         self._pool = directories.directory
         self.access = access
         self.own_blocks = OwnBlocks(
-            directories,
-            sets,
-            access.attached_here,
-            self.copies_at_once,
-            lambda: access.is_btrfs,
+            directories, sets, access.attached_here, self.copies_at_once, lambda: access.is_btrfs
         )
         self._clones: bool | None = None
 

@@ -31,8 +31,8 @@ def engine(
         provisioning,
         RbdAccess(Users(place), run_dir, node),
         functools.partial(store, place),
-        limits=provisioning,
-        fencing=provisioning.freeing,
+        set_limits=provisioning.set_limits,
+        fence=provisioning.freeing.fence,
     )
 
 
@@ -47,5 +47,5 @@ def node_engine(monitors: str, pool: str, namespace: str, *, run_dir: str, node:
         provisioning,
         RbdAccess(users, run_dir, node),
         functools.partial(store, users.shared),
-        limits=provisioning,
+        set_limits=provisioning.set_limits,
     )

@@ -49,11 +49,6 @@ class Place:
         where = f"{self.pool}/{self.namespace}" if self.namespace else self.pool
         return f"the Ceph pool {where}"
 
-    @property
-    def images(self) -> binding.Images:
-        """librbd's methods for images by name."""
-        return binding.load().images
-
     @contextmanager
     def ioctx(self, error_text: str) -> Iterator[Ioctx]:
         """The namespace, for calls inside the block; see `Connection.pool`."""
@@ -109,7 +104,7 @@ class Place:
         return has_object(ioctx, f"rbd_id.{name}")
 
     def names(self, ioctx: Ioctx) -> list[str]:
-        return [str(image["name"]) for image in self.images.list2(ioctx)]
+        return [str(image["name"]) for image in binding.load().images.list2(ioctx)]
 
 
 def has_object(ioctx: Ioctx, name: str) -> bool:

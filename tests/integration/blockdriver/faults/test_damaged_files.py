@@ -18,6 +18,7 @@ from crust.blockdriver.engines import pool_access
 from crust.blockdriver.engines.pool_access import Access
 from crust.blockdriver.engines.protocol import ImageMissing, SnapshotMissing
 from crust.blockdriver.records import models
+from crust.blockdriver.records.health import Kind
 from crust.core import errors, volumes
 from crust.host.block import loop
 from crust.host.filesystems import mkfs
@@ -170,7 +171,7 @@ async def check_others(bench: Bench, other: Owned) -> None:
 async def check_told(bench: Bench, file: str, damaged: Owned) -> None:
     rules = bench.driver.controller
     pool = rules.health_check.pool()
-    assert all(finding.reachable for finding in pool), pool
+    assert all(finding.kind is Kind.DEGRADED for finding in pool), pool
     if file in TOLD_BY_THE_POOL:
         told = any(finding.reason.startswith("Snapshot") for finding in pool)
     else:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import rbd
 
-from crust.blockdriver.ceph import claim_object, claims, omap
+from crust.blockdriver.ceph import binding, claim_object, claims, omap
 from crust.blockdriver.ceph.claim_object import Mode
 from crust.blockdriver.engines.pool_access import RecordChanged
 from crust.blockdriver.engines.protocol import ForeignImage, ImageMissing, StillAttached
@@ -214,7 +214,7 @@ def test_image_cut_off_on_its_way_to_trash_is_removed(
     create(engine, A, SIZE)
     write(guest, A, b"data")
     engine.remove(A)
-    [image_id] = [entry["id"] for entry in engine.place.images.trash_list(guest)]
+    [image_id] = [entry["id"] for entry in binding.load().images.trash_list(guest)]
     guest.execute("rbd_trash", "rbd", "trash_state_set", ceph_text(image_id) + b"\1\0")
     if has_entry:
         guest.execute("rbd_directory", "rbd", "dir_add_image", ceph_text(A) + ceph_text(image_id))
@@ -258,7 +258,7 @@ def test_image_in_trash_can_be_restored_for_its_time(engine: RbdProvisioning, gu
     keeping.remove(B)
     drop(keeping, snapshot_of(B, "s"))
     engine.background.look()
-    entries = {entry["name"]: entry["id"] for entry in engine.place.images.trash_list(guest)}
+    entries = {entry["name"]: entry["id"] for entry in binding.load().images.trash_list(guest)}
     assert {images.volume_of(entry) for entry in entries} == {A, B}
     rbd.RBD().trash_restore(guest, entries[A], A)
     assert engine.image_bytes(A) == SIZE

@@ -8,6 +8,7 @@ import pytest
 from crust.blockdriver.controller.create_volume import Provisioner
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.engines import protocol
+from crust.blockdriver.records.health import Kind
 from crust.core import errors, metrics
 from tests.support.drivers import driver_state
 from tests.support.drivers.block_driver import MIB
@@ -26,7 +27,7 @@ async def test_pool_health_without_access_or_capacity_is_abnormal(
         raise errors.NotReady("the pool is not mounted")
 
     monkeypatch.setattr(state.stores.provisioning, "check_usable", unavailable)
-    assert [condition.reachable for condition in health_check.pool()] == [False]
+    assert [finding.kind for finding in health_check.pool()] == [Kind.INACCESSIBLE]
 
 
 async def test_thin_volumes_are_unhealthy_while_promised_bytes_are_missing(

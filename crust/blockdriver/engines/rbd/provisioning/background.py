@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from crust.blockdriver.ceph import omap
+from crust.blockdriver.ceph import binding, omap
 from crust.blockdriver.ceph.failures import CephConnectionClosed, ignoring
 from crust.blockdriver.engines.pool_access import pool_of
 from crust.blockdriver.engines.rbd.place import Place
@@ -108,7 +108,7 @@ class BackgroundWork(Looks):
         """Do all present work. Raises the first error, after a try of the rest."""
         failed: list[errors.CrustError] = []
         with self._place.ioctx(f"cannot list the trash of {self._place.shown}") as ioctx:
-            entries = self._place.images.trash_list(ioctx)
+            entries = binding.load().images.trash_list(ioctx)
             trash = [(str(entry["id"]), str(entry["name"])) for entry in entries]
         work: list[tuple[str, Callable[[], None]]] = [
             (f"removing the image {image_id} from the trash", partial(self._remove, image_id, name))
@@ -143,10 +143,10 @@ class BackgroundWork(Looks):
             ignoring(errno.ENOTEMPTY, errno.EBUSY, errno.ENOENT, errno.EPERM),
         ):
             with ignoring(errno.EUCLEAN):
-                self._place.images.trash_remove(ioctx, image_id, force=False)
+                binding.load().images.trash_remove(ioctx, image_id, force=False)
                 return
             if librbd_objects.note_arrived(ioctx, image_id, name):
-                self._place.images.trash_remove(ioctx, image_id, force=False)
+                binding.load().images.trash_remove(ioctx, image_id, force=False)
 
     def _flatten(self, name: str, value: bytes) -> None:
         object_map = images.features(images.OBJECT_MAP)

@@ -56,7 +56,7 @@ class NewRbdVolume:
             self._place.ioctx(f"cannot create the image of {self.volume_id}") as ioctx,
             self._finished(ioctx, size_bytes),
         ):
-            self._place.images.create(
+            binding.load().images.create(
                 ioctx, self.volume_id, size_bytes, old_format=False, features=features()
             )
 
@@ -121,7 +121,7 @@ class NewRbdVolume:
         if depth_of_clone > SOFT_DEPTH:
             put_flatten(ioctx, self.volume_id)
         with self._finished(ioctx, size_bytes):
-            self._place.images.clone(
+            binding.load().images.clone(
                 ioctx, source, snapshot, ioctx, self.volume_id, features=features()
             )
 

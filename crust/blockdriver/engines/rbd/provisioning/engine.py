@@ -37,6 +37,7 @@ from crust.blockdriver.engines.rbd.provisioning import copies, image_use
 from crust.blockdriver.engines.rbd.provisioning.background import BackgroundWork
 from crust.blockdriver.engines.rbd.provisioning.copies import NewRbdVolume
 from crust.blockdriver.engines.rbd.provisioning.freeing import Freeing
+from crust.blockdriver.engines.rbd.provisioning.images import snaps
 from crust.blockdriver.engines.rbd.provisioning.own_bytes import OwnBytes
 from crust.blockdriver.engines.rbd.provisioning.snapshot_bytes import SnapshotBytes, added_bytes
 from crust.blockdriver.engines.rbd.provisioning.snapshots import (
@@ -93,7 +94,7 @@ class RbdProvisioning(RbdSnapshots):
             self.place.volume(volume_id, f"cannot count the blocks of {volume_id}") as ioctx,
             self.place.image(ioctx, volume_id) as image,
         ):
-            return added_bytes(ioctx, image)
+            return added_bytes(ioctx, image, None, snaps(image))
 
     cloned_bytes = added_bytes
     """A clone reads a snapshot of its source, until it is flattened or removed."""

@@ -99,13 +99,13 @@ class VolumeImages:
                     if librbd_objects.finish_renaming(ioctx, image_id, volume_id, aside):
                         self.drop_deleted(ioctx, aside)
                     elif kept:
-                        self.place.images.rename(ioctx, volume_id, aside)
+                        binding.load().images.rename(ioctx, volume_id, aside)
                     else:
-                        self.place.images.trash_move(ioctx, volume_id, self.trash_keep_s)
+                        binding.load().images.trash_move(ioctx, volume_id, self.trash_keep_s)
             except binding.load().rbd.ImageNotFound:
                 # an id without a header: a create was killed within librbd
                 with ignoring(errno.ENOENT):
-                    self.place.images.remove(ioctx, volume_id)
+                    binding.load().images.remove(ioctx, volume_id)
 
     def check_own(self, ioctx: Ioctx, volume_id: str) -> None:
         """Raise `ForeignImage` if another program may have data in the image."""
@@ -123,7 +123,7 @@ class VolumeImages:
             with self.place.image(ioctx, name) as image:
                 kept = user_snapshots(image)
             if not kept:
-                self.place.images.trash_move(ioctx, name, self.trash_keep_s)
+                binding.load().images.trash_move(ioctx, name, self.trash_keep_s)
 
     def all_of(self, ioctx: Ioctx, volume_id: str) -> list[str]:
         """The image of the volume, and images of deleted volumes of that id whose snapshots exist."""

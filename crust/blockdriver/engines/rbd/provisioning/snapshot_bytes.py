@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from crust.blockdriver.ceph import binding
 from crust.blockdriver.ceph.binding import Image, Ioctx
 from crust.blockdriver.ceph.failures import ignoring
 from crust.blockdriver.engines.pool_access import set_of
@@ -46,23 +47,18 @@ def key(image_id: str, name: str) -> str:
     return f"{image_id} {name}"
 
 
-def added_bytes(ioctx: Ioctx, image: Image) -> int:
-    """What a snapshot of the image would add now."""
-    return _bytes(ioctx, image, None, snaps(image))
-
-
 def bytes_of(ioctx: Ioctx, image: Image, is_counted: Callable[[str], bool]) -> int:
     """What the snapshots of the image add whose names are counted."""
     present = snaps(image)
     return sum(
-        _bytes(ioctx, image, snap, present[:number])
+        added_bytes(ioctx, image, snap, present[:number])
         for number, snap in enumerate(present)
         if is_counted(snap.name)
     )
 
 
-def _bytes(ioctx: Ioctx, image: Image, snap: Snap | None, before: Sequence[Snap]) -> int:
-    """What the image, or a snapshot, has that those `before` have not."""
+def added_bytes(ioctx: Ioctx, image: Image, snap: Snap | None, before: Sequence[Snap]) -> int:
+    """What a snapshot, or else the image, has that those `before` have not."""
     show(image, snap)
     if before or not parent(image):
         objects = object_map(ioctx, image, snap)
@@ -134,7 +130,7 @@ class SnapshotBytes:
         with self._guard:
             found = dict.fromkeys(self._bytes_of, "")
         with self._place.ioctx(f"cannot list {self._place.shown}") as ioctx:
-            images = self._place.images
+            images = binding.load().images
             for image in (*images.list2(ioctx), *images.trash_list(ioctx)):
                 found[str(image["id"])] = str(image["name"])
         return found
