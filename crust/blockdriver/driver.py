@@ -199,7 +199,6 @@ class Driver:
         return shown(self.name, self.pool_name)
 
     async def collect_garbage(self) -> None:
-        """Remove the rests of volumes, snapshots and attachments."""
         if self.role.has_controller:
             await self.controller.provisioner.settle()
         if self.role.has_node:
@@ -254,9 +253,8 @@ class Driver:
             await asyncio.sleep(COLLECT_PERIOD_S)
 
     def open(self) -> None:
-        """Read the state of disk and kernel, before the first RPC and when the pool is back. Blocks.
-
-        Raises the errors of `PoolHome.open`, and the error of a directory that cannot be created.
+        """Read the state of disk and kernel, before the first RPC and when the pool is back. Blocks. Raises the
+        errors of `PoolHome.open`, and the error of a directory that cannot be created.
         """
         self.controller.snapshots.freezer.open(is_mounted=True)
         self.stores.pool.open()

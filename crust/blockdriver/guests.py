@@ -72,7 +72,6 @@ class Guests:
         return answer.applied
 
     async def close(self) -> None:
-        """Close the connection; once, at the end."""
         if self._port is not None:
             await self._port.aclose()
             self._port = None

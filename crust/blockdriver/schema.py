@@ -37,9 +37,8 @@ def mismatch(data: bytes, *known: int) -> str:
 
 
 def read(validate: Callable[[bytes], T], data: bytes, *known: int) -> T:
-    """What pydantic's `validate` makes of stored bytes of a schema that is `known`.
-
-    Raises `Unreadable`: for `mismatch`, or for the first field that is wrong, without its value.
+    """What pydantic's `validate` makes of stored bytes of a schema that is `known`. Raises `Unreadable`: for
+    `mismatch`, or for the first field that is wrong, without its value.
     """
     if other := mismatch(data, *known):
         raise Unreadable(other)

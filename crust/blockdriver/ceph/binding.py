@@ -27,8 +27,6 @@ Image: TypeAlias = "rbd.Image"
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """The two modules."""
-
     rados: Any
     rbd: Any
 

@@ -92,7 +92,6 @@ class Holder:
 
     @property
     def shown(self) -> str:
-        """The holder, for people."""
         if self.is_deletion:
             return "the controller, which deletes the volume,"
         if self.is_host:

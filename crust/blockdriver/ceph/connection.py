@@ -39,8 +39,6 @@ CLOSE_S = 20.0
 
 @dataclass(slots=True)
 class _Client:
-    """A client of the cluster: one open connection."""
-
     cluster: binding.Rados
     pools: dict[tuple[int, str], binding.Ioctx] = field(default_factory=dict)
     """By number and namespace: a new pool of the same name has another number."""
@@ -73,20 +71,18 @@ class Connection:
 
     @contextmanager
     def cluster(self, error_text: str) -> Iterator[binding.Rados]:
-        """The cluster, for a call inside the block. `error_text`, "cannot …", begins the error's text.
-
-        Raises `CephMonitorsUnreachable`, `CephKeyRefused`, `CephConnectionClosed`, `CephClientBlocklisted`, and the
-        errors of `failures.translated`.
+        """The cluster, for a call inside the block. `error_text`, "cannot …", begins the error's text. Raises
+        `CephMonitorsUnreachable`, `CephKeyRefused`, `CephConnectionClosed`, `CephClientBlocklisted`, and the errors
+        of `failures.translated`.
         """
         with self._used(error_text, "monitors") as client:
             yield client.cluster
 
     @contextmanager
     def pool(self, pool: str, namespace: str, error_text: str) -> Iterator[binding.Ioctx]:
-        """A pool's namespace, for calls that begin and end inside the block; images are closed in it.
-
-        Raises `CephPoolMissing`, CephNotAnswering and others as `cluster`. A namespace that does not exist is no
-        error here: see `check_namespace`.
+        """A pool's namespace, for calls that begin and end inside the block; images are closed in it. Raises
+        `CephPoolMissing`, CephNotAnswering and others as `cluster`. A namespace that does not exist is no error here:
+        see `check_namespace`.
         """
         with self._used(error_text, "data") as client:
             yield self._ioctx(client, pool, namespace)
@@ -171,7 +167,6 @@ class Connection:
             raise failure
 
     def fsid(self) -> str:
-        """The cluster's id."""
         with self.cluster("cannot read the cluster's id") as cluster:
             return cluster.get_fsid()
 

@@ -63,8 +63,6 @@ def check_file_name(text: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class PoolIds:
-    """The ids of one pool."""
-
     pool_id: str
 
     def volume_id(self, name: str) -> volumes.VolumeId:
@@ -74,7 +72,6 @@ class PoolIds:
         return f"{self.pool_id}-snap-{digest(name)}"
 
     def member_id(self, group_name: str, volume_id: str) -> str:
-        """The id of a group's snapshot of a volume."""
         return f"{self.snapshot_id(group_name)}-{digest(volume_id)}"
 
     def group_id(self, name: str) -> str:
@@ -174,10 +171,9 @@ class RecordStore(Protocol):
         """A record, or None. Raises `Corrupt`, `Refused` or `RuntimeFailed` for an unreadable record."""
 
     def save(self, key: str, data: bytes, *, previous: bytes) -> None:
-        """Write a record in place of `previous`, the bytes that the caller has read.
-
-        Raises `RecordChanged`, without a write, if the store has other bytes by now, or no record. After any other
-        error the store may have either record.
+        """Write a record in place of `previous`, the bytes that the caller has read. Raises `RecordChanged`, without
+        a write, if the store has other bytes by now, or no record. After any other error the store may have either
+        record.
         """
 
     def shown(self, key: str) -> str:
@@ -214,7 +210,6 @@ class Attachment:
 
     @property
     def shown(self) -> str:
-        """The device or image, for messages."""
         if isinstance(self.source, volumes.BlockSource):
             return self.source.path
         return f"{self.source}, which only a hypervisor opens"

@@ -92,6 +92,5 @@ class PublishedToOtherNode(errors.NotReady):
 
 
 def check_not_published(record: VolumeRecord) -> None:
-    """Raise `PublishedToOtherNode` while the volume is published to a node."""
     if record.nodes:
         raise PublishedToOtherNode(record.volume_id, record.nodes[0].node_id)

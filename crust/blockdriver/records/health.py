@@ -46,8 +46,6 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """The health of a volume; healthy without findings."""
-
     volume_id: volumes.VolumeId
     findings: tuple[Finding, ...] = ()
 

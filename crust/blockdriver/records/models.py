@@ -84,7 +84,6 @@ class StoredRecord(pydantic.BaseModel):
 
     @property
     def key(self) -> str:
-        """The id, which names the record."""
         return str(getattr(self, self.ID_FIELD))
 
     @property
@@ -93,7 +92,6 @@ class StoredRecord(pydantic.BaseModel):
 
     @classmethod
     def missing(cls, record_id: str, path: str) -> errors.CrustError:
-        """The error for a record that does not exist."""
         raise NotImplementedError
 
     @classmethod

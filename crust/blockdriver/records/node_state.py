@@ -245,7 +245,6 @@ class NodeState:
 
 
 def _remove_boot(path: str) -> None:
-    """Remove the files of another boot only."""
     with syscalls.translating(f"cannot remove {path}"):
         for name in os.listdir(path):
             if name.endswith(".json"):

@@ -181,7 +181,6 @@ class IndexedRecords(Records[M]):
                     self.find(key)
 
     def ids(self) -> tuple[volumes.VolumeId, ...]:
-        """The ids of all records, readable or not, sorted."""
         return self.index.page()
 
     def unreadable(self) -> list[errors.CrustError]:

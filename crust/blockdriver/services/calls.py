@@ -37,8 +37,6 @@ _READ_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """The calls of a driver, by the id of a volume, snapshot or group."""
-
     running: operations.KeyedOperations
 
     async def change(

@@ -22,8 +22,6 @@ from crust.wire.csi.v1 import csi_pb2
 
 @dataclass(frozen=True, slots=True)
 class Controller(SnapshotCalls):
-    """The services of CSI of the controller part."""
-
     provisioner: Provisioner
     publisher: ControllerPublish
     lister: VolumeLister
@@ -45,7 +43,6 @@ class Controller(SnapshotCalls):
     async def CreateVolume(
         self, request: csi_pb2.CreateVolumeRequest, call: Call
     ) -> csi_pb2.CreateVolumeResponse:
-        """Idempotent by name."""
         is_accessible, source = True, None
         if request.HasField("volume_content_source"):
             pb = request.volume_content_source
@@ -84,7 +81,6 @@ class Controller(SnapshotCalls):
     async def DeleteVolume(
         self, request: csi_pb2.DeleteVolumeRequest, call: Call
     ) -> csi_pb2.DeleteVolumeResponse:
-        """Idempotent: absent is a success."""
         volume_id = csi.volume_id(request.volume_id)
         await self.calls.change(
             volume_id, None, lambda: workers.run(self.provisioner.delete, volume_id), call
@@ -94,7 +90,6 @@ class Controller(SnapshotCalls):
     async def ControllerPublishVolume(
         self, request: csi_pb2.ControllerPublishVolumeRequest, call: Call
     ) -> csi_pb2.ControllerPublishVolumeResponse:
-        """Idempotent by volume and node."""
         volume_id = csi.volume_id(request.volume_id)
         node_id = csi.required(request.node_id, "node_id", limit_bytes=NODE_ID_MAX_BYTES)
         if not request.HasField("volume_capability"):
@@ -170,7 +165,6 @@ class Controller(SnapshotCalls):
     async def GetCapacity(
         self, request: csi_pb2.GetCapacityRequest, call: Call
     ) -> csi_pb2.GetCapacityResponse:
-        """The free capacity for volumes with these capabilities in this topology."""
         place = request.accessible_topology
         query = (
             tuple(csi.capability(capability) for capability in request.volume_capabilities),

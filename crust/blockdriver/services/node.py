@@ -118,7 +118,6 @@ class Node:
     async def NodeGetStorageHealth(
         self, request: csi_pb2.NodeGetStorageHealthRequest, call: Call
     ) -> csi_pb2.NodeGetStorageHealthResponse:
-        """CSI 1.13. Problems of the pool."""
         self.role.require("1.13")
         pb = csi_pb2.NodeGetStorageHealthResponse()
         for finding in await self.calls.read((), self.health_check.pool, call):
@@ -162,7 +161,6 @@ class Node:
     async def NodeUnstageVolume(
         self, request: csi_pb2.NodeUnstageVolumeRequest, call: Call
     ) -> csi_pb2.NodeUnstageVolumeResponse:
-        """Detach; not staged is a success."""
         volume_id = csi.volume_id(request.volume_id)
         path = volumes.TargetPath.parse(request.staging_target_path, role="staging_target_path")
         await self.calls.change(
@@ -213,7 +211,6 @@ class Node:
     async def NodeUnpublishVolume(
         self, request: csi_pb2.NodeUnpublishVolumeRequest, call: Call
     ) -> csi_pb2.NodeUnpublishVolumeResponse:
-        """Unmount and remove the target; not published is a success."""
         volume_id = csi.volume_id(request.volume_id)
         target = volumes.TargetPath.parse(request.target_path)
         await self.calls.change(
@@ -254,9 +251,8 @@ class Node:
         return csi_pb2.NodeExpandVolumeResponse(capacity_bytes=size_bytes)
 
     def _path(self, volume_id: volumes.VolumeId, text: str) -> volumes.TargetPath:
-        """The path of a volume. NOT_FOUND comes before any error about the form of the path.
-
-        Raises `MissingField`, `VolumeNotFound`, and `NotPublishedAtPath` for a path where no volume can be.
+        """The path of a volume. NOT_FOUND comes before any error about the form of the path. Raises `MissingField`,
+        `VolumeNotFound`, and `NotPublishedAtPath` for a path where no volume can be.
         """
         csi.required(text, "volume_path", limit_bytes=volumes.PATH_MAX_BYTES - 1)
         # another process may have made the volume at this moment

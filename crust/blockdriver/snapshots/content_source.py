@@ -28,8 +28,6 @@ from crust.host.process import workers
 
 @dataclass(frozen=True, slots=True)
 class SourceRequest:
-    """A volume_content_source."""
-
     kind: Literal["snapshot", "volume"]
     id: str
 
@@ -42,9 +40,8 @@ class ContentSources:
     snapshot_sets: SnapshotSets
 
     def find(self, requested: SourceRequest) -> ContentSource:
-        """The source in its present state.
-
-        Raises SnapshotNotFound, `models.VolumeNotFound`, `models.RecordMissing`, `ImageMissing`, `ForeignImage`.
+        """The source in its present state. Raises SnapshotNotFound, `models.VolumeNotFound`, `models.RecordMissing`,
+        `ImageMissing`, `ForeignImage`.
         """
         content: ContentRecord | Snapshot
         if requested.kind == "snapshot":
@@ -64,10 +61,8 @@ class ContentSources:
         )
 
     async def fill(self, making: NewVolume, record: VolumeRecord) -> ContentRecord:
-        """Give a volume that is being made its image; returns its content record, which is not saved.
-
-        Raises `Exhausted`, and the errors of `find`, `freezer.plan` and `Freezer.frozen`. A retry copies everything
-        again.
+        """Give a volume that is being made its image; returns its content record, which is not saved. Raises
+        `Exhausted`, and the errors of `find`, `freezer.plan` and `Freezer.frozen`. A retry copies everything again.
         """
         source = record.content_source
         assert source is not None
@@ -115,10 +110,8 @@ def sized(
     source: ContentSource,
     format_in: deferral_keys.FormatIn,
 ) -> volumes.CapacityRange:
-    """The size range for a new volume with this source.
-
-    Raises SourceProtectionDiffers unless the volume protects the content as its source does, SourceFilesystemDiffers,
-    SmallerThanSource.
+    """The size range for a new volume with this source. Raises SourceProtectionDiffers unless the volume protects the
+    content as its source does, SourceFilesystemDiffers, SmallerThanSource.
     """
     if format_in != source.format_in and (source.format_in, format_in) != ("host", "guest"):
         raise errors.InvalidRequest.named(

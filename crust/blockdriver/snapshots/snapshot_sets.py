@@ -54,7 +54,6 @@ class SnapshotSets:
 
     async def create(self, name: str, volume_id: volumes.VolumeId) -> SnapshotSet:
         """Take a snapshot; an existing one is a success. A lost one is not taken again: its name means that moment.
-
         Raises SnapshotNameTaken, SnapshotLimitReached, `models.VolumeNotFound`, `ContentChanged`, `ImageMissing`,
         `ForeignImage`, `SnapshotMissing`, `Exhausted`, and the errors of `freezer.plan` and `Freezer.frozen`.
         """
@@ -112,7 +111,6 @@ class SnapshotSets:
         return present
 
     def _plan(self, volume_id: volumes.VolumeId, snapshot_id: str) -> Snapshot:
-        """The plan of a volume's snapshot, with the volume's present content record."""
         self.stores.volume_records.load(volume_id)
         number = self.stores.snapshot_sets.index.snapshots_of(volume_id)
         if number >= self.most_per_volume:
@@ -141,7 +139,6 @@ class SnapshotSets:
             yield taking
 
     def _copy(self, taking: NewSnapshotSet, plan: SnapshotSet, quiesce: QuiescePlan) -> int:
-        """Copy all while the mounted ones are frozen; returns the point in time."""
         everywhere = self.stores.provisioning.is_used_elsewhere
         images = images_of(plan)
         unheld = [image for image in images if everywhere or image.volume_id in quiesce.raw]

@@ -37,8 +37,6 @@ _TAG_ID_BYTES = 44
 
 @dataclass(eq=False)
 class FileAccess:
-    """The loop devices of a pool's images."""
-
     _directories: VolumeDirectories
     _known: dict[volumes.VolumeId, loop.LoopDevice] = field(default_factory=dict, init=False)
     _tag: str = field(default="", init=False)
@@ -87,7 +85,6 @@ class FileAccess:
         return tuple(self._known.copy())
 
     def attached(self, volume_id: volumes.VolumeId) -> Attachment | None:
-        """The loop device of the file, from the kernel. Raises `ImageReplaced`."""
         device = self._usable(volume_id)
         return None if device is None else _attachment(device)
 
@@ -97,17 +94,14 @@ class FileAccess:
         return None if device is None else _attachment(device)
 
     def orphans(self) -> tuple[Attachment, ...]:
-        """Loop devices of this pool whose volume or image does not exist any more."""
         return tuple(_attachment(device) for device, volume_id in self._ours() if volume_id is None)
 
     def drop(self, orphan: Attachment) -> None:
-        """Detach it, if it still is an orphan; raises `holders.DeviceInUse`."""
         for device, volume_id in self._ours():
             if volume_id is None and device.identity == orphan.host_device.identity:
                 loop.detach(device)
 
     def refresh(self, volume_id: volumes.VolumeId) -> Attachment | None:
-        """Give the loop device the file's size. Raises `ImageReplaced`."""
         device = self._usable(volume_id)
         if device is None:
             return None

@@ -210,8 +210,6 @@ class Directories:
 
 
 class VolumeDirectories(Directories):
-    """The directories of volumes, each with an image."""
-
     def image(self, volume_id: volumes.VolumeId, home: Place | None = None) -> Place:
         """The image of a volume, whether it exists or not; during its creation in the directory `home`."""
         check_file_name(volume_id)
@@ -223,7 +221,6 @@ class VolumeDirectories(Directories):
         return answers.ask(f"the image {path}", lambda: os.lstat(path), absent=(errno.ENOENT,))
 
     def is_image(self, name: str) -> bool:
-        """Whether a file of this name can be an image of this pool."""
         return name.endswith(_IMAGE) and self.is_id(name.removesuffix(_IMAGE))
 
 

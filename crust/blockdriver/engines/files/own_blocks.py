@@ -69,8 +69,6 @@ class _File:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """The numbers of files at one moment."""
-
     own_bytes: int = 0
     unseen_bytes: int = 0
     snapshot_bytes: int = 0
@@ -328,7 +326,6 @@ class OwnBlocks:
         self._count(set(self._family_of.values()))
 
     def _sharing(self, ids: Iterable[str]) -> answers.Answer[list[set[str]]]:
-        """The files of volumes and sets that share blocks, in groups."""
         paths = [file.path for one in ids for file in self._files[one]]
         return answers.ask("shared blocks", lambda: extents.sharing(paths))
 
@@ -364,7 +361,6 @@ class OwnBlocks:
         return due
 
     def _count(self, families: Iterable[_Family]) -> None:
-        """Look at the extents of families."""
         for family in families:
             began_s = time.monotonic()
             if self._is_uncommitted:

@@ -67,7 +67,6 @@ class NewFileVolume:
     commit: Callable[[Mapping[RecordKind, bytes]], None]
 
     def create(self, size_bytes: int) -> None:
-        """A sparse file, which takes no space yet."""
         sparse.create(self.image, size_bytes, in_place=self.pool.access.is_btrfs)
 
     def allocate(self, size_bytes: int) -> None:
@@ -173,7 +172,6 @@ class FileProvisioning:
         self._clones: bool | None = None
 
     def open(self) -> None:
-        """Settle volumes and snapshots, and find the attached ones."""
         self.directories.open()
         self.sets.open()
         self.access.open()
@@ -353,7 +351,6 @@ class FileProvisioning:
         return extents.differing(self.snapshot(base), self.snapshot(target), start)
 
     def snapshot(self, image: Image) -> Place:
-        """The file of a snapshot, whether it exists or not."""
         return copy_in(self.sets.directory / set_of(image.snapshot_id), image.snapshot_id)
 
     def written_back(self, volume_id: volumes.VolumeId) -> Place:

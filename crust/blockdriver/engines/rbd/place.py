@@ -45,7 +45,6 @@ class Place:
 
     @property
     def shown(self) -> str:
-        """The pool and the namespace, for people."""
         where = f"{self.pool}/{self.namespace}" if self.namespace else self.pool
         return f"the Ceph pool {where}"
 
@@ -73,9 +72,7 @@ class Place:
         read_only: bool = True,
     ) -> Image:
         """An open image, by its name, or by its id also in the trash; a read-only client registers no watch. The
-        caller closes it.
-
-        Raises `rbd.ImageNotFound`.
+        caller closes it. Raises `rbd.ImageNotFound`.
         """
         opening = binding.load().rbd.Image
         image: Image = opening(ioctx, name, image_id=image_id, read_only=read_only)

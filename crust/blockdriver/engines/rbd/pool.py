@@ -141,14 +141,12 @@ class RbdPool:
                 raise CephClientBlocklisted(connection.ceph_user.user, address)
 
     def renew(self) -> None:
-        """Give the other controllers a sign of life. Raises `ControllerReplaced`."""
         lock = self._place.connection.controller_lock
         if lock is not None:
             with self._place.ioctx(f"cannot renew the lock of {self.shown}") as ioctx:
                 lock.renew(ioctx)
 
     def open(self) -> None:
-        """Read the identity, or make the pool. Raises as `find` does."""
         identity = self._identity()
         if identity is None:
             self._check_makeable()

@@ -38,7 +38,6 @@ _MAKE, _REMOVE = b"make", b"remove"
 
 
 def object_name(kind: RecordKind) -> str:
-    """The object with the records of a kind."""
     return f"crust.records.{kind.value}"
 
 

@@ -54,8 +54,6 @@ _NO_KEY = (CephKeyNotGiven, CephKeyRefused, CephNotPermitted)
 
 
 class _Note(pydantic.BaseModel):
-    """An attachment."""
-
     model_config = pydantic.ConfigDict(frozen=True)
 
     image: volumes.NetworkImage

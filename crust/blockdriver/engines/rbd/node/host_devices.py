@@ -30,8 +30,6 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class HostDevices:
-    """The images that this host's kernel maps."""
-
     host: claims.Host
     kernel: KernelRbd = krbd.THIS_HOST
 
@@ -74,7 +72,6 @@ class HostDevices:
         return None if mapping is None else self._attachment(mapping)
 
     def refresh(self, image: NetworkImage, size_bytes: int) -> Attachment | None:
-        """Give the device the image's size."""
         mapping = self.kernel.find(image)
         if mapping is None:
             return None

@@ -60,9 +60,8 @@ class VolumeUsers(Users):
     """The users by whose keys this node reaches the pool `pool`/`namespace`. Safe from any thread."""
 
     def __init__(self, monitors: str, pool: str, namespace: str, noted: Callable[[], str]) -> None:
-        """`noted`: the pool's id by the notes of attachments, or nothing.
-
-        Raises `MonitorsInvalid`, `CephBindingMissing`: the start fails, and not the first volume.
+        """`noted`: the pool's id by the notes of attachments, or nothing. Raises `MonitorsInvalid`,
+        `CephBindingMissing`: the start fails, and not the first volume.
         """
         binding.load()
         CephUser(monitors, "", "")
@@ -78,10 +77,8 @@ class VolumeUsers(Users):
         self.shown = self.shared.shown
 
     def use(self, volume_id: volumes.VolumeId, secrets: Mapping[str, str]) -> None:
-        """Reach the volume as the user of `secrets`, or as before if there are none.
-
-        Raises `CephKeyMissing`, `CephKeyRefused`, `CephMonitorsUnreachable`, and the errors of `RbdPool.open`; then
-        nothing has changed.
+        """Reach the volume as the user of `secrets`, or as before if there are none. Raises `CephKeyMissing`,
+        `CephKeyRefused`, `CephMonitorsUnreachable`, and the errors of `RbdPool.open`; then nothing has changed.
         """
         with self._guard:
             connection = self._known(volume_id)

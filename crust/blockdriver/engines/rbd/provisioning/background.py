@@ -98,8 +98,6 @@ class Looks:
 
 
 class BackgroundWork(Looks):
-    """Empties the trash of `place`, and flattens."""
-
     name = "rbd-background"
     least_pause_s = 60.0
     pause_factor = 0

@@ -51,7 +51,6 @@ class NewRbdVolume:
         return self.snapshots.place
 
     def create(self, size_bytes: int) -> None:
-        """An image without objects."""
         with (
             self._place.ioctx(f"cannot create the image of {self.volume_id}") as ioctx,
             self._finished(ioctx, size_bytes),

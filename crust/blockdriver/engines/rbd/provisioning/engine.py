@@ -104,7 +104,6 @@ class RbdProvisioning(RbdSnapshots):
         return "Ceph allocates the blocks of an image when they are written"
 
     def open(self) -> None:
-        """Settle volumes and sets, and begin the background work."""
         for volume_or_set_id in self.unsettled():
             try:
                 self.settle(volume_or_set_id)

@@ -143,8 +143,6 @@ class Counted:
 
 @dataclass(slots=True)
 class Held:
-    """The bytes of an image's own objects."""
-
     bytes_of: dict[str, int] = field(default_factory=dict)
     """Of the volume by its id, of each snapshot by its `snapshot_bytes.key`."""
     unseen_bytes: int = 0

@@ -36,8 +36,6 @@ from crust.blockdriver.host.extents import Extent
 
 @dataclass(slots=True)
 class RbdSnapshots(VolumeImages):
-    """The images in `place` with their snapshots."""
-
     snapshot_bytes: SnapshotBytes = field(init=False)
 
     @property
