@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from crust.blockdriver import guests
+from crust.blockdriver import guests, settings
 from crust.blockdriver.controller import topology
 from crust.blockdriver.controller.controller_publish import ControllerPublish
 from crust.blockdriver.controller.create_volume import Provisioner
@@ -39,12 +39,6 @@ from crust.blockdriver.services.controller import Controller
 from crust.blockdriver.services.identity import Identity
 from crust.blockdriver.services.node import Node
 from crust.blockdriver.services.roles import NODE_ID_MAX_BYTES, Role
-from crust.blockdriver.settings import (
-    DEFAULT_MAX_SNAPSHOTS_PER_VOLUME,
-    DEFAULT_MAX_VOLUMES,
-    DEFAULT_POOL,
-    DEFAULT_POOL_LOW_PERCENT,
-)
 from crust.blockdriver.snapshots.content_source import ContentSources
 from crust.blockdriver.snapshots.freezer import Freezer
 from crust.blockdriver.snapshots.host_freeze import Intents
@@ -76,17 +70,17 @@ def build(  # noqa: PLR0913 - one per setting
     name: str = OWN_DRIVER,
     target_roots: tuple[str, ...] = ("/var/lib/kubelet",),
     overcommit: float = 1.0,
-    pool_low_percent: int = DEFAULT_POOL_LOW_PERCENT,
+    pool_low_percent: int = settings.DEFAULT_POOL_LOW_PERCENT,
     thick: bool = False,
     reserve_snapshots: bool = True,
-    max_snapshots_per_volume: int = DEFAULT_MAX_SNAPSHOTS_PER_VOLUME,
+    max_snapshots_per_volume: int = settings.DEFAULT_MAX_SNAPSHOTS_PER_VOLUME,
     attach_slots: AttachSlots | None = None,
     runtime_guests: guests.Guests | None = None,
     throttle: throttling.Throttle | None = None,
     io_cgroup: str = "",
     threads: Workers | None = None,
     role: Role = _ALL,
-    pool_name: str = DEFAULT_POOL,
+    pool_name: str = settings.DEFAULT_POOL,
 ) -> "Driver":
     """Compose the driver of one pool, without I/O.
 
@@ -100,7 +94,7 @@ def build(  # noqa: PLR0913 - one per setting
         records(RecordKind.VOLUMES), VolumeRecord, lambda text: pool.ids.is_volume_id(text)
     )
     index = volume_records.index
-    attach_slots = attach_slots or AttachSlots(node_id, DEFAULT_MAX_VOLUMES)
+    attach_slots = attach_slots or AttachSlots(node_id, settings.DEFAULT_MAX_VOLUMES)
     attach_slots.pools.append((index, engine.access))
     stores = Stores(
         node_id=node_id,
@@ -173,7 +167,7 @@ def build(  # noqa: PLR0913 - one per setting
 
 def shown(name: str, pool_name: str) -> str:
     """A pool of a driver, for health, metrics and logs; the default pool has the driver's name alone."""
-    return name if pool_name == DEFAULT_POOL else f"{name}/{pool_name}"
+    return name if pool_name == settings.DEFAULT_POOL else f"{name}/{pool_name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +185,7 @@ class Driver:
     node: Node
     workers: Workers
     """The threads of the engine, and of the host calls for its volumes."""
-    pool_name: str = DEFAULT_POOL
+    pool_name: str = settings.DEFAULT_POOL
     further: Mapping[str, "Driver"] = field(default_factory=dict)
 
     @property

@@ -23,7 +23,6 @@ from typing import Any
 from crust.blockdriver.ceph import claims, cluster_image
 from crust.blockdriver.ceph.claim_object import Mode
 from crust.blockdriver.ceph.claims import Host
-from crust.blockdriver.ceph.cluster_image import ClusterImage
 from crust.blockdriver.ceph.connection import Connection
 from crust.blockdriver.ceph.user import CephUser, Timeouts
 from crust.core import errors, volumes
@@ -171,7 +170,7 @@ class _Answers:
         with self._there() as image:
             claims.give_back(image, holder_id)
 
-    def _there(self) -> AbstractContextManager[ClusterImage]:
+    def _there(self) -> AbstractContextManager[cluster_image.ClusterImage]:
         image = self._image
         error_text = f"cannot use the image {image}"
         return cluster_image.reached(

@@ -8,7 +8,6 @@ import click
 
 from crust.blockdriver.ceph import claim_object, cluster_image, fencing
 from crust.blockdriver.ceph.binding import Ioctx
-from crust.blockdriver.ceph.cluster_image import ClusterImage
 from crust.blockdriver.ceph.connection import Connection
 from crust.blockdriver.ceph.user import CephUser
 from crust.blockdriver.engines.rbd import pool
@@ -62,7 +61,7 @@ def fenced(access: PoolAccess, node: str, image: str, *, even_if_connected: bool
                 claimants |= nodes
                 if node not in nodes:
                     continue
-                claimed = ClusterImage(connection, ioctx, name)
+                claimed = cluster_image.ClusterImage(connection, ioctx, name)
                 cut = fencing.fence(claimed, node, even_if_connected=even_if_connected)
             except errors.CrustError as error:
                 refusals.tell(error)

@@ -39,7 +39,7 @@ import logging
 import math
 import os
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -165,7 +165,7 @@ class Freezer:
         frozen: list[Member] = []
         idle: list[InGuest] = []
         with ExitStack() as holds:
-            freezes = holds.enter_context(HostFreezes(self.limit_s))
+            freezes = holds.enter_context(closing(HostFreezes(self.limit_s)))
             try:
                 for member in members:
                     await workers.run(

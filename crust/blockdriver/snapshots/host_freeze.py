@@ -138,10 +138,7 @@ class HostFreezes:
     _timer: threading.Timer | None = field(default=None, init=False)
     _has_ended: bool = field(default=False, init=False)
 
-    def __enter__(self) -> "HostFreezes":
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         """Thaw everything, even a filesystem that a thread is still freezing."""
         if self._timer is not None:
             self._timer.cancel()

@@ -31,8 +31,7 @@ from crust.blockdriver.engines.protocol import (
 )
 from crust.blockdriver.host import btrfs, extents, file_copy, usage
 from crust.core import errors, volumes
-from crust.host import answers
-from crust.host.answers import NotSeen
+from crust.host.answers import NotSeen, seen
 from crust.host.block import devices
 from crust.host.files import listing, sparse
 from crust.host.files.durable import Place
@@ -301,7 +300,7 @@ class FileProvisioning:
 
     def image_bytes(self, volume_id: volumes.VolumeId) -> int:
         """The file's apparent size. What is no regular file has none."""
-        status = answers.seen(self.directories.look_at(volume_id))
+        status = seen(self.directories.look_at(volume_id))
         return status.st_size if status is not None and stat.S_ISREG(status.st_mode) else 0
 
     def image_problem(self, volume_id: volumes.VolumeId, size_bytes: int) -> str:

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -48,7 +49,7 @@ def test_freeze_that_ends_after_its_limit_is_undone_at_once(
         return True
 
     _frozen_by(monkeypatch, freezing=wait_for_the_timer, thawing=thaw)
-    with HostFreezes(0.01) as freezes:
+    with closing(HostFreezes(0.01)) as freezes:
         freezes.freeze(MOUNTED)
         assert thawed.is_set(), "it stays frozen until the copy ends"
         freezes.thaw(MOUNTED)

@@ -33,19 +33,13 @@ from crust.blockdriver.engines.protocol import (
     orphan_image,
 )
 from crust.blockdriver.engines.rbd.pool import OBJECT
-from crust.blockdriver.engines.rbd.provisioning import copies, image_use
+from crust.blockdriver.engines.rbd.provisioning import copies, image_use, snapshots
 from crust.blockdriver.engines.rbd.provisioning.background import BackgroundWork
 from crust.blockdriver.engines.rbd.provisioning.copies import NewRbdVolume
 from crust.blockdriver.engines.rbd.provisioning.freeing import Freeing
 from crust.blockdriver.engines.rbd.provisioning.images import snaps
 from crust.blockdriver.engines.rbd.provisioning.own_bytes import OwnBytes
 from crust.blockdriver.engines.rbd.provisioning.snapshot_bytes import SnapshotBytes, added_bytes
-from crust.blockdriver.engines.rbd.provisioning.snapshots import (
-    NewRbdSnapshotSet,
-    RbdSnapshots,
-    noted,
-    snapshots_of,
-)
 from crust.blockdriver.engines.rbd.records import RbdContentRecords, State
 from crust.core import errors, volumes
 
@@ -58,7 +52,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class RbdProvisioning(RbdSnapshots):
+class RbdProvisioning(snapshots.RbdSnapshots):
     """The volumes and snapshot sets of `place`. The caller makes one call per volume or set at a time."""
 
     modes = MODES
@@ -158,9 +152,9 @@ class RbdProvisioning(RbdSnapshots):
         self.background.wake()
 
     @contextmanager
-    def taking(self, set_id: str, images: Sequence[Image]) -> Iterator[NewRbdSnapshotSet]:
+    def taking(self, set_id: str, images: Sequence[Image]) -> Iterator[snapshots.NewRbdSnapshotSet]:
         self._settle_set(set_id)
-        taking = NewRbdSnapshotSet(self, set_id, noted(images))
+        taking = snapshots.NewRbdSnapshotSet(self, set_id, snapshots.noted(images))
         self.set_records.begin(set_id, taking.note)
         with self.snapshot_bytes.without(set_id), self._settled(volumes.VolumeId(set_id), taking):
             yield taking
@@ -169,7 +163,7 @@ class RbdProvisioning(RbdSnapshots):
         """After an intent. Volumes that were made from it keep the shared data."""
         record = self.set_records.load(set_id)
         if record is not None:
-            self.set_records.begin_removal(set_id, record, noted(images))
+            self.set_records.begin_removal(set_id, record, snapshots.noted(images))
         self._settle_set(set_id)
         self.background.wake()
 
@@ -184,7 +178,7 @@ class RbdProvisioning(RbdSnapshots):
 
     @contextmanager
     def _settled(
-        self, volume_or_set_id: volumes.VolumeId, thing: NewRbdVolume | NewRbdSnapshotSet
+        self, volume_or_set_id: volumes.VolumeId, thing: NewRbdVolume | snapshots.NewRbdSnapshotSet
     ) -> Iterator[None]:
         """Settle a volume or set that the block does not commit. If that fails, the block's error is raised, and a
         later call settles it.
@@ -228,7 +222,7 @@ class RbdProvisioning(RbdSnapshots):
         if note is None:
             return
         with self.place.ioctx(f"cannot delete the snapshots of {set_id}") as ioctx:
-            for volume_id, snapshot_id in snapshots_of(note):
+            for volume_id, snapshot_id in snapshots.snapshots_of(note):
                 self.remove_snapshot(ioctx, volume_id, snapshot_id)
         self.set_records.end(set_id)
 

@@ -87,17 +87,15 @@ class ObjectMap:
     def written(self) -> int:
         """How many objects exist that were written since the snapshot before."""
         states = int.from_bytes(self.states)
-        return ((states ^ states >> 1) & _lowest(self.states)).bit_count()
+        lowest = int.from_bytes(b"\x55" * len(self.states))
+        return ((states ^ states >> 1) & lowest).bit_count()
 
     def replaced_in(self, younger: "ObjectMap") -> int:
         """How many objects exist that the next snapshot, or the image after the last one, has not as they are."""
         own = self.states.ljust(len(younger.states), b"\0")
         old, new = int.from_bytes(own), int.from_bytes(younger.states)
-        return ((old | old >> 1) & ~(new & new >> 1) & _lowest(own)).bit_count()
-
-
-def _lowest(states: bytes) -> int:
-    return int.from_bytes(b"\x55" * len(states))
+        lowest = int.from_bytes(b"\x55" * len(own))
+        return ((old | old >> 1) & ~(new & new >> 1) & lowest).bit_count()
 
 
 def read_object_map(

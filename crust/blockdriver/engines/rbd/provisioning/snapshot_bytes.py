@@ -26,20 +26,7 @@ from crust.blockdriver.ceph.binding import Image, Ioctx
 from crust.blockdriver.ceph.failures import ignoring
 from crust.blockdriver.engines.pool_access import set_of
 from crust.blockdriver.engines.rbd.place import Place
-from crust.blockdriver.engines.rbd.provisioning.images import (
-    OBJECT_MAP,
-    Snap,
-    differing,
-    features,
-    parent,
-    show,
-    snaps,
-)
-from crust.blockdriver.engines.rbd.provisioning.librbd_objects import (
-    ObjectMap,
-    has_snapshots,
-    read_object_map,
-)
+from crust.blockdriver.engines.rbd.provisioning import images, librbd_objects
 
 
 def key(image_id: str, name: str) -> str:
@@ -49,7 +36,7 @@ def key(image_id: str, name: str) -> str:
 
 def bytes_of(ioctx: Ioctx, image: Image, is_counted: Callable[[str], bool]) -> int:
     """What the snapshots of the image add whose names are counted."""
-    present = snaps(image)
+    present = images.snaps(image)
     return sum(
         added_bytes(ioctx, image, snap, present[:number])
         for number, snap in enumerate(present)
@@ -57,24 +44,30 @@ def bytes_of(ioctx: Ioctx, image: Image, is_counted: Callable[[str], bool]) -> i
     )
 
 
-def added_bytes(ioctx: Ioctx, image: Image, snap: Snap | None, before: Sequence[Snap]) -> int:
+def added_bytes(
+    ioctx: Ioctx, image: Image, snap: images.Snap | None, before: Sequence[images.Snap]
+) -> int:
     """What a snapshot, or else the image, has that those `before` have not."""
-    show(image, snap)
-    if before or not parent(image):
+    images.show(image, snap)
+    if before or not images.parent(image):
         objects = object_map(ioctx, image, snap)
         if objects is not None:
             return objects.written() * object_bytes(image)
     since = next((older.name for older in reversed(before) if older.is_kept), None)
-    return sum(part.length for part in differing(image, since))
+    return sum(part.length for part in images.differing(image, since))
 
 
-def object_map(ioctx: Ioctx, image: Image, snap: Snap | None) -> ObjectMap | None:
+def object_map(
+    ioctx: Ioctx, image: Image, snap: images.Snap | None
+) -> librbd_objects.ObjectMap | None:
     """The object map of the image, or of a snapshot, which is shown; None if it has no valid one."""
-    needed = features(OBJECT_MAP)
+    needed = images.features(images.OBJECT_MAP)
     if image.features() & needed == needed and not image.flags():
         with ignoring(errno.ENOENT):  # librbd too goes without a map that is gone
             number = None if snap is None else snap.number
-            return read_object_map(ioctx, image.id(), number, image.size() // object_bytes(image))
+            return librbd_objects.read_object_map(
+                ioctx, image.id(), number, image.size() // object_bytes(image)
+            )
     return None
 
 
@@ -150,7 +143,7 @@ class SnapshotBytes:
 
     def _answer(self, image_id: str, *, again: bool = True) -> int:
         with self._place.ioctx(f"cannot count the snapshots of the image {image_id}") as ioctx:
-            if not has_snapshots(ioctx, image_id):
+            if not librbd_objects.has_snapshots(ioctx, image_id):
                 return 0
             with (
                 ignoring(*((errno.ENOENT,) if again else ())),
