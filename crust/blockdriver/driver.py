@@ -88,7 +88,8 @@ def build(  # noqa: PLR0913 - one per setting
     RPCs the driver serves. `attach_slots` are those of the node, for all pools.
     """
     csi.required(node_id, "node_id", limit_bytes=NODE_ID_MAX_BYTES)
-    threads = threads or Workers(f"the driver {shown(name, pool_name)}")
+    shown = name if pool_name == settings.DEFAULT_POOL else f"{name}/{pool_name}"
+    threads = threads or Workers(f"the driver {shown}")
     pool, provisioning, records = engine.home, engine.provisioning, engine.records
     volume_records = IndexedRecords(
         records(RecordKind.VOLUMES), VolumeRecord, lambda text: pool.ids.is_volume_id(text)
@@ -155,6 +156,7 @@ def build(  # noqa: PLR0913 - one per setting
     )
     return Driver(
         name=volumes.DriverName(name),
+        shown=shown,
         role=role,
         stores=stores,
         identity=Identity(name, provisioning, role, stores.running),
@@ -165,11 +167,6 @@ def build(  # noqa: PLR0913 - one per setting
     )
 
 
-def shown(name: str, pool_name: str) -> str:
-    """A pool of a driver, for health, metrics and logs; the default pool has the driver's name alone."""
-    return name if pool_name == settings.DEFAULT_POOL else f"{name}/{pool_name}"
-
-
 @dataclass(frozen=True, slots=True)
 class Driver:
     """A driver of one pool, ready to be served, or called in process (the shim wraps `node` and `controller`).
@@ -178,6 +175,8 @@ class Driver:
     """
 
     name: volumes.DriverName
+    shown: str
+    """Its pool, for health, metrics and logs; the default pool has the driver's name alone."""
     role: Role
     stores: Stores
     identity: Identity
@@ -187,10 +186,6 @@ class Driver:
     """The threads of the engine, and of the host calls for its volumes."""
     pool_name: str = settings.DEFAULT_POOL
     further: Mapping[str, "Driver"] = field(default_factory=dict)
-
-    @property
-    def shown(self) -> str:
-        return shown(self.name, self.pool_name)
 
     async def collect_garbage(self) -> None:
         if self.role.has_controller:

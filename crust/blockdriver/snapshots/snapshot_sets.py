@@ -111,7 +111,7 @@ class SnapshotSets:
         return present
 
     def _plan(self, volume_id: volumes.VolumeId, snapshot_id: str) -> Snapshot:
-        self.stores.volume_records.load(volume_id)
+        record = self.stores.volume_records.load(volume_id)
         number = self.stores.snapshot_sets.index.snapshots_of(volume_id)
         if number >= self.most_per_volume:
             raise errors.Exhausted.named(
@@ -120,7 +120,6 @@ class SnapshotSets:
                 why=f"it has {number}, and max_snapshots_per_volume is {self.most_per_volume}",
             )
         self.stores.provisioning.check_image(volume_id)
-        record = self.stores.volume_records.load(volume_id)
         content = self.stores.content_records.load(volume_id)
         return Snapshot(
             snapshot_id=snapshot_id,

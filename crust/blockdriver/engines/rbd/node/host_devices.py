@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from crust.blockdriver.ceph import claims
 from crust.blockdriver.ceph.claim_object import Mode
 from crust.blockdriver.ceph.claims import HostClaim
-from crust.blockdriver.engines.pool_access import Access, Attachment, NoHostDevice
+from crust.blockdriver.engines.pool_access import Access, Attachment
 from crust.blockdriver.engines.protocol import StillAttached
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.host import krbd
@@ -36,9 +36,9 @@ class HostDevices:
     def attach(
         self, place: Place, volume_id: volumes.VolumeId, mode: Mode, access: Access
     ) -> Attachment:
-        """Raises `NoHostDevice`, KernelLacksFeatures, `krbd.KernelRefusesImage`, and the errors of a claim."""
-        if why := self.kernel.obstacle():
-            raise NoHostDevice(why)
+        """On a host without `KernelRbd.obstacle`. Raises KernelLacksFeatures, `krbd.KernelRefusesImage`, and the
+        errors of a claim.
+        """
         image = place.network_image(volume_id)
         with place.ioctx(f"cannot map the image of {volume_id}") as ioctx:
             with place.image(ioctx, volume_id) as opened:

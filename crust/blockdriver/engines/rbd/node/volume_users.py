@@ -81,7 +81,7 @@ class VolumeUsers(Users):
         `CephKeyRefused`, `CephMonitorsUnreachable`, and the errors of `RbdPool.open`; then nothing has changed.
         """
         with self._guard:
-            connection = self._known(volume_id)
+            connection = self._connections.get(self._user_of.get(volume_id, ""))
         if connection is not None and not secrets.get(deferral_keys.USER_KEY):
             return
         name, key = deferral_keys.ceph_user(volume_id, secrets)
@@ -112,7 +112,7 @@ class VolumeUsers(Users):
 
     def place(self, volume_id: volumes.VolumeId) -> Place:
         with self._guard:
-            connection = self._known(volume_id)
+            connection = self._connections.get(self._user_of.get(volume_id, ""))
         if connection is None:
             raise CephKeyNotGiven(f"cannot look at the image of {volume_id}")
         return Place.of(connection, self.shared.pool, self.shared.namespace)
@@ -149,9 +149,6 @@ class VolumeUsers(Users):
             if not self._connections:
                 raise CephKeyNotGiven(error_text)
             return next(reversed(self._connections.values()))
-
-    def _known(self, volume_id: volumes.VolumeId) -> Connection | None:
-        return self._connections.get(self._user_of.get(volume_id, ""))
 
     def _take(self, volume_id: volumes.VolumeId, user: CephUser) -> bool:
         """Give the volume this user, if it is known with this key; returns whether it is."""
