@@ -11,11 +11,14 @@ from typing import Annotated, TypeVar
 import pydantic
 
 T = TypeVar("T")
-NO_NUMBER = "it is not JSON with a schema number"
 
 
 class Unreadable(ValueError):
     """Its text says why stored bytes are not read."""
+
+
+class OtherSchema(Unreadable):
+    """They are of another schema."""
 
 
 class _Head(pydantic.BaseModel):
@@ -24,24 +27,18 @@ class _Head(pydantic.BaseModel):
     number: Annotated[int, pydantic.Field(alias="schema")]
 
 
-def mismatch(data: bytes, *known: int) -> str:
-    """Why code that knows the schemas `known` alone does not read stored bytes, or `NO_NUMBER`; else empty."""
+def read(validate: Callable[[bytes], T], data: bytes, *known: int) -> T:
+    """What pydantic's `validate` makes of stored bytes of a schema that is `known`. Raises `OtherSchema`, and
+    `Unreadable` without a number, or for the first field that is wrong, without its value.
+    """
     try:
         number = _Head.model_validate_json(data).number
-    except pydantic.ValidationError:
-        return NO_NUMBER
-    if number in known:
-        return ""
-    read = " and ".join(map(str, known))
-    return f"it has schema {number}, and this version of crust reads schema {read} alone"
-
-
-def read(validate: Callable[[bytes], T], data: bytes, *known: int) -> T:
-    """What pydantic's `validate` makes of stored bytes of a schema that is `known`. Raises `Unreadable`: for
-    `mismatch`, or for the first field that is wrong, without its value.
-    """
-    if other := mismatch(data, *known):
-        raise Unreadable(other)
+    except pydantic.ValidationError as err:
+        raise Unreadable("it is not JSON with a schema number") from err
+    if number not in known:
+        readable = " and ".join(map(str, known))
+        why = f"it has schema {number}, and this version of crust reads schema {readable} alone"
+        raise OtherSchema(why)
     try:
         return validate(data)
     except pydantic.ValidationError as err:

@@ -145,10 +145,11 @@ def read(ioctx: Ioctx, image: str) -> Read:
         stored = omap.read_keys(ioctx, PREFIX + image, (_COOKIE, _CLAIMS))
         if set(stored) != {_COOKIE, _CLAIMS}:
             raise UnreadableImageClaim(image, f"it has the keys {sorted(stored)}")
-        if other := schema.mismatch(stored[_CLAIMS], SCHEMA):
-            raise UnreadableImageClaim(image, other)
         try:
-            return Read(stored[_COOKIE].decode("ascii"), _STORED.validate_json(stored[_CLAIMS]))
+            data = schema.read(bytes, stored[_CLAIMS], SCHEMA)
+            return Read(stored[_COOKIE].decode("ascii"), _STORED.validate_json(data))
+        except schema.Unreadable as err:
+            raise UnreadableImageClaim(image, str(err)) from None
         except pydantic.ValidationError as err:
             where = "; ".join(".".join(map(str, error["loc"])) for error in err.errors()[:5])
             why = f"it does not have the expected form: {where}"

@@ -101,8 +101,9 @@ class StoredRecord(pydantic.BaseModel):
             record = schema.read(cls.model_validate_json, data, SCHEMA)
         except schema.Unreadable as err:
             raise RecordUnreadable(shown(key), str(err)) from err
-        if record.key != key:
-            raise RecordUnreadable(shown(key), f"it describes {record.key}")
+        described = getattr(record, cls.ID_FIELD)
+        if described != key:
+            raise RecordUnreadable(shown(key), f"it describes {described}")
         return record.model_copy(update={"stored": data})
 
     def encode(self) -> bytes:

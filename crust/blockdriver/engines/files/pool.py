@@ -193,11 +193,10 @@ class DirectoryPool:
         data = durable.find(self._identity, limit_bytes=_LIMIT_BYTES)
         if data is None:
             return None
-        other = schema.mismatch(data, _BEFORE, SCHEMA)
-        if other not in ("", schema.NO_NUMBER):
-            raise UnknownPoolLayout(self.shown, f"{path}: {other}")
         try:
             return schema.read(_Identity.model_validate_json, data, _BEFORE, SCHEMA)
+        except schema.OtherSchema as err:
+            raise UnknownPoolLayout(self.shown, f"{path}: {err}") from err
         except schema.Unreadable as err:
             raise PoolIdentityUnreadable(path, str(err)) from err
 

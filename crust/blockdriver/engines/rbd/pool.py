@@ -203,11 +203,10 @@ class RbdPool:
             data = omap.read_keys(ioctx, OBJECT, (_KEY,)).get(_KEY, b"")
         if data is None:
             return None
-        other = schema.mismatch(data, SCHEMA)
-        if other not in ("", schema.NO_NUMBER):
-            raise UnknownPoolLayout(self.shown, f"its object {OBJECT}: {other}")
         try:
             return schema.read(_STORED.validate_json, data, SCHEMA)
+        except schema.OtherSchema as err:
+            raise UnknownPoolLayout(self.shown, f"its object {OBJECT}: {err}") from err
         except schema.Unreadable as err:
             raise RbdPoolUnreadable(self.shown, str(err)) from err
 
