@@ -242,8 +242,9 @@ class Driver:
             await asyncio.sleep(COLLECT_PERIOD_S)
 
     def open(self) -> None:
-        """Read the state of disk and kernel, before the first RPC and when the pool is back. Blocks. Raises the
-        errors of `PoolHome.open`, and the error of a directory that cannot be created.
+        """Read the state of disk and kernel, before the first RPC and when the pool is back. Blocks.
+
+        Raises the errors of `PoolHome.open`, and the error of a directory that cannot be created.
         """
         self.controller.snapshots.freezer.open(is_mounted=True)
         self.stores.pool.open()

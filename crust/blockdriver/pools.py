@@ -238,7 +238,9 @@ class Pools:
 
     def _of(self, request: Any) -> PoolWatch:
         """The pool of a request: of its class, which the request loses here, and of its ids; else the first one that
-        is open. Raises `PoolNotOnNode`, `SeveralPools`, and the problem of a pool that may have the ids.
+        is open.
+
+        Raises `PoolNotOnNode`, `SeveralPools`, and the problem of a pool that may have the ids.
         """
         watches, named = self._watches.values(), list[PoolWatch]()
         for pool_id in set(_pool_ids(request)):

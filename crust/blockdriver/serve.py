@@ -62,8 +62,9 @@ _log = logging.getLogger(__name__)
 
 @asynccontextmanager
 async def running(driver: Driver, *, socket: str, run_dir: str) -> AsyncIterator[Daemon]:
-    """The driver, serving on `socket` while the block runs; every running operation ends before it is left. Raises
-    `locks.LockHeld` if another process has the pool or the run directory, and the errors of `server.serving`.
+    """The driver, serving on `socket` while the block runs; every running operation ends before it is left.
+
+    Raises `locks.LockHeld` if another process has the pool or the run directory, and the errors of `server.serving`.
     """
     await workers.run(durable.make_directories, run_dir, 0o700)
     async with (

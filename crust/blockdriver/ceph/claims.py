@@ -200,8 +200,9 @@ def _without(claims: Claims, holders: tuple[Holder, ...]) -> Claims:
 
 
 def record(image: ClusterImage, holder_id: str) -> str:
-    """Record the client that has opened the image for the holder; returns its address. Raises `ImageClaimLost`: then
-    the image must be closed again. Raises ImageNotOpened.
+    """Record the client that has opened the image for the holder; returns its address.
+
+    Raises `ImageClaimLost`: then the image must be closed again. Raises ImageNotOpened.
     """
     claims = claim_object.read(image.ioctx, image.name).claims
     of(claims, holder_id, image.name)

@@ -80,6 +80,7 @@ def reached(
     client: Connection, pool: str, namespace: str, name: str, error_text: str
 ) -> Iterator[ClusterImage]:
     """The image, for calls that begin and end inside the block; `error_text`, "cannot …", begins the error's text.
+
     Raises CephImageMissing, and the errors of `Connection.pool`.
     """
     try:

@@ -71,18 +71,20 @@ class Connection:
 
     @contextmanager
     def cluster(self, error_text: str) -> Iterator[binding.Rados]:
-        """The cluster, for a call inside the block. `error_text`, "cannot …", begins the error's text. Raises
-        `CephMonitorsUnreachable`, `CephKeyRefused`, `CephConnectionClosed`, `CephClientBlocklisted`, and the errors
-        of `failures.translated`.
+        """The cluster, for a call inside the block. `error_text`, "cannot …", begins the error's text.
+
+        Raises `CephMonitorsUnreachable`, `CephKeyRefused`, `CephConnectionClosed`, `CephClientBlocklisted`, and the
+        errors of `failures.translated`.
         """
         with self._used(error_text, "monitors") as client:
             yield client.cluster
 
     @contextmanager
     def pool(self, pool: str, namespace: str, error_text: str) -> Iterator[binding.Ioctx]:
-        """A pool's namespace, for calls that begin and end inside the block; images are closed in it. Raises
-        `CephPoolMissing`, CephNotAnswering and others as `cluster`. A namespace that does not exist is no error here:
-        see `check_namespace`.
+        """A pool's namespace, for calls that begin and end inside the block; images are closed in it.
+
+        Raises `CephPoolMissing`, CephNotAnswering and others as `cluster`. A namespace that does not exist is no
+        error here: see `check_namespace`.
         """
         with self._used(error_text, "data") as client:
             yield self._ioctx(client, pool, namespace)

@@ -56,9 +56,10 @@ class ImageNotCutOff(errors.NotReady):
 
 
 def cut_off(image: ClusterImage) -> tuple[str, ...]:
-    """Cut off the clients of the ended holders, and free the image; returns the blocklisted addresses. Raises
-    `ImageNotCutOff` without the right to blocklist, StillWatched, `claim_object.UnreadableImageClaim`, and the errors
-    of the connection and the binding; then the ended holders stay.
+    """Cut off the clients of the ended holders, and free the image; returns the blocklisted addresses.
+
+    Raises `ImageNotCutOff` without the right to blocklist, StillWatched, `claim_object.UnreadableImageClaim`, and the
+    errors of the connection and the binding; then the ended holders stay.
     """
     while True:
         read = claim_object.read(image.ioctx, image.name)

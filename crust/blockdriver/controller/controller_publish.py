@@ -40,9 +40,11 @@ class ControllerPublish:
     stores: Stores
 
     def publish_to_node(self, request: PublishRequest) -> None:
-        """Publish the volume to the node; a repeated publish is a success. Raises `models.VolumeNotFound`,
-        `NodeNotFound`, `capability_check.CapabilityNotSupported`, `PublishedToNodeDifferently`,
-        `capability_check.PublishedToOtherNode`, `AttachLimitReached`, `ImageMissing`, `ForeignImage`. Blocks.
+        """Publish the volume to the node; a repeated publish is a success.
+
+        Raises `models.VolumeNotFound`, `NodeNotFound`, `capability_check.CapabilityNotSupported`,
+        `PublishedToNodeDifferently`, `capability_check.PublishedToOtherNode`, `AttachLimitReached`,
+        `ImageMissing`, `ForeignImage`. Blocks.
         """
         record = self.stores.volume_records.load(request.volume_id)
         if request.node_id != self.stores.node_id:
@@ -70,6 +72,7 @@ class ControllerPublish:
 
     def unpublish_from_node(self, volume_id: volumes.VolumeId, node_id: str) -> None:
         """Unpublish the volume from the node, or from all nodes without `node_id`; an absent publish is a success.
+
         Raises `StillAttached` while it is staged on this node, `IdOfOtherPool`. Blocks.
         """
         self.stores.pool.ids.check_own_pool(volume_id)

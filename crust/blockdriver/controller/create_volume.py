@@ -57,12 +57,13 @@ class Provisioner:
     """The kind of a volume whose class names none; its record keeps it."""
 
     async def create(self, request: Create) -> VolumeRecord:
-        """Create the volume; an equal volume is a success. Returns its record. Raises
-        `capability_check.CapabilityNotSupported`, `UnknownParameter`, `class_parameters.InvalidParameter`,
-        ThickNotPossible, `VolumeSizeNotPossible`, `VolumeExistsDifferently`, `OrphanImage`,
-        `topology.TopologyNotAccessible`, `OutOfCapacity`, the errors of `content_source`; `ImageMissing`,
-        `ForeignImage` for an existing volume whose image is gone: the driver never recreates it under the name of its
-        lost data.
+        """Create the volume; an equal volume is a success. Returns its record.
+
+        Raises `capability_check.CapabilityNotSupported`, `UnknownParameter`,
+        `class_parameters.InvalidParameter`, ThickNotPossible, `VolumeSizeNotPossible`, `VolumeExistsDifferently`,
+        `OrphanImage`, `topology.TopologyNotAccessible`, `OutOfCapacity`, the errors of `content_source`;
+        `ImageMissing`, `ForeignImage` for an existing volume whose image is gone: the driver never recreates it under
+        the name of its lost data.
         """
         record = await workers.run(self._create, request)
         if record.stored is not None:
@@ -177,8 +178,9 @@ class Provisioner:
         )
 
     def delete(self, volume_id: volumes.VolumeId) -> None:
-        """Delete the volume; an absent volume is a success. Raises `IdOfOtherPool`, `StillAttached`,
-        `capability_check.PublishedToOtherNode`. Blocks.
+        """Delete the volume; an absent volume is a success.
+
+        Raises `IdOfOtherPool`, `StillAttached`, `capability_check.PublishedToOtherNode`. Blocks.
         """
         self.stores.pool.ids.check_own_pool(volume_id)
         if not self.stores.pool.ids.is_volume_id(volume_id):

@@ -84,8 +84,9 @@ class VolumeLister:
         sent_parameters: Mapping[str, str],
         sent_mutable: Mapping[str, str],
     ) -> str:
-        """The reason why the volume does not match the request; empty if it does. Raises `VolumeNotFound`,
-        `ImageMissing`, `ForeignImage`.
+        """The reason why the volume does not match the request; empty if it does.
+
+        Raises `VolumeNotFound`, `ImageMissing`, `ForeignImage`.
         """
         record = self.stores.volume_records.load(volume_id)
         self.stores.provisioning.check_image(volume_id)

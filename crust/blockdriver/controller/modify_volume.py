@@ -47,8 +47,10 @@ class LimitEnforcement(Protocol):
     async def set_in_guests(
         self, volume_id: volumes.VolumeId, limits: volumes.IoLimits, before: volumes.IoLimits
     ) -> None:
-        """Enforce `limits` in every guest that has the volume. Raises `PeerUnavailable` when the outcome in a guest
-        is unknown. After any other error the guests that had changed have `before` again.
+        """Enforce `limits` in every guest that has the volume.
+
+        Raises `PeerUnavailable` when the outcome in a guest is unknown. After any other error the guests that had
+        changed have `before` again.
         """
 
 
@@ -77,8 +79,9 @@ class VolumeModifier:
             await workers.run(self.stores.volume_records.save, done)
 
     def grow_image(self, volume_id: volumes.VolumeId, size_range: volumes.CapacityRange) -> None:
-        """Grow the image alone, to a size of the range, for a CO that calls no ControllerExpandVolume. Blocks. Raises
-        `models.VolumeNotFound`, `capacity.VolumeSizeNotPossible`, `OutOfCapacity`, `NobodyGrowsFilesystem`.
+        """Grow the image alone, to a size of the range, for a CO that calls no ControllerExpandVolume. Blocks.
+
+        Raises `models.VolumeNotFound`, `capacity.VolumeSizeNotPossible`, `OutOfCapacity`, `NobodyGrowsFilesystem`.
         """
         record = self.stores.volume_records.load(volume_id)
         if record.capacity_bytes < size_range.required_bytes:
@@ -150,9 +153,10 @@ class VolumeModifier:
         capability: volumes.VolumeCapability | None = None,
     ) -> tuple[int, bool]:
         """Grow image and device, attached or not; a large enough volume is a success. Returns the volume's size, and
-        whether NodeExpandVolume is needed. Raises `models.VolumeNotFound`, `ImageMissing`,
-        `capability_check.CapabilityNotSupported`, `AboveLimit`, `capacity.VolumeSizeNotPossible`, `OutOfCapacity`.
-        Blocks.
+        whether NodeExpandVolume is needed.
+
+        Raises `models.VolumeNotFound`, `ImageMissing`, `capability_check.CapabilityNotSupported`, `AboveLimit`,
+        `capacity.VolumeSizeNotPossible`, `OutOfCapacity`. Blocks.
         """
         record = self.stores.volume_records.load(volume_id)
         if capability is not None and (why := self.stores.supported.obstacle(capability)):

@@ -171,9 +171,10 @@ class RecordStore(Protocol):
         """A record, or None. Raises `Corrupt`, `Refused` or `RuntimeFailed` for an unreadable record."""
 
     def save(self, key: str, data: bytes, *, previous: bytes) -> None:
-        """Write a record in place of `previous`, the bytes that the caller has read. Raises `RecordChanged`, without
-        a write, if the store has other bytes by now, or no record. After any other error the store may have either
-        record.
+        """Write a record in place of `previous`, the bytes that the caller has read.
+
+        Raises `RecordChanged`, without a write, if the store has other bytes by now, or no record. After any other
+        error the store may have either record.
         """
 
     def shown(self, key: str) -> str:

@@ -129,8 +129,9 @@ class NewVolume(Uncommitted, Protocol):
         """
 
     def clone(self, source: volumes.VolumeId, *, source_bytes: int, size_bytes: int) -> None:
-        """Like `restore`, from the present content of a volume, which must have `source_bytes`. Raises
-        `ImageMissing`, and `Corrupt` for a truncated source.
+        """Like `restore`, from the present content of a volume, which must have `source_bytes`.
+
+        Raises `ImageMissing`, and `Corrupt` for a truncated source.
         """
 
 
@@ -184,8 +185,9 @@ class Provisioning(Protocol):
 
     def remove(self, volume_id: volumes.VolumeId) -> None:
         """Remove a volume in one durable step, then free its space; absent is a success, and an image with its name
-        and no record stays. Finishes an earlier removal. Its snapshots stay. Raises `StillAttached` and
-        `ForeignImage`: then it exists as before.
+        and no record stays. Finishes an earlier removal. Its snapshots stay.
+
+        Raises `StillAttached` and `ForeignImage`: then it exists as before.
         """
 
     def taking(
@@ -206,8 +208,9 @@ class Provisioning(Protocol):
         """The volumes and sets that are half made or half removed, also by calls that run now."""
 
     def settle(self, volume_or_set_id: volumes.VolumeId) -> None:
-        """End an unfinished volume or set as removed; none is a success. Raises `StillAttached` for a volume in use:
-        it then takes a removal back, and the volume exists.
+        """End an unfinished volume or set as removed; none is a success.
+
+        Raises `StillAttached` for a volume in use: it then takes a removal back, and the volume exists.
         """
 
     def check_image(self, volume_id: volumes.VolumeId) -> None:
@@ -256,6 +259,7 @@ class Provisioning(Protocol):
 
     def changed(self, base: Image, target: Image, start: int = 0) -> Iterable[Extent]:
         """The parts in which two snapshots may differ, ascending; all other parts from the byte `start` on are equal.
+
         Raises `NoChangeTracking`, `SnapshotMissing`.
         """
 

@@ -60,10 +60,12 @@ class NodeExpand:
     """Grows the image before the look at its device, if no other caller grows images."""
 
     async def expand(self, request: Expand) -> int:
-        """Grow device and filesystem on this node; returns the device's size in bytes. Raises
-        `models.VolumeNotFound`, `capability_check.CapabilityNotSupported`, `NotStaged`, `NotPublishedAtPath`,
-        `DeviceSmallerThanRequested`, `capability_check.AboveLimit`, and `OnlineGrowthRefused` without a writable
-        mount, or if the kernel does not let this process grow an ext4; and the errors of `grow_image`.
+        """Grow device and filesystem on this node; returns the device's size in bytes.
+
+        Raises `models.VolumeNotFound`, `capability_check.CapabilityNotSupported`, `NotStaged`,
+        `NotPublishedAtPath`, `DeviceSmallerThanRequested`, `capability_check.AboveLimit`, and `OnlineGrowthRefused`
+        without a writable mount, or if the kernel does not let this process grow an ext4; and the errors of
+        `grow_image`.
         """
         content, attachment, due = await workers.run(self._begin, request)
         if due is None:

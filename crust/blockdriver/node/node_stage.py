@@ -237,11 +237,13 @@ class NodeStage:
             return True
 
     async def stage(self, request: Stage) -> None:
-        """Prepare the volume for publishes. After a failure the device may be attached (`may_be_left`). Raises
-        `target_paths.PathOutsideRoots`, though nothing is mounted at the path, because a publish would have the same
-        fault; `models.VolumeNotFound`, `capability_check.CapabilityExceeded`, `StagingPathMissing`,
-        `StagedDifferently`, `capability_check.PublishedToOtherNode`, `AttachLimitReached`, the `VolumeInUseByTool`,
-        the errors of `FilesystemPreparation.begin`, and of the engine and the filesystem's tools.
+        """Prepare the volume for publishes. After a failure the device may be attached (`may_be_left`).
+
+        Raises `target_paths.PathOutsideRoots`, though nothing is mounted at the path, because a publish would have
+        the same fault; `models.VolumeNotFound`, `capability_check.CapabilityExceeded`, `StagingPathMissing`,
+        `StagedDifferently`, `capability_check.PublishedToOtherNode`, `AttachLimitReached`, the
+        `VolumeInUseByTool`, the errors of `FilesystemPreparation.begin`, and of the engine and the filesystem's
+        tools.
         """
         target_paths.root_of(request.path, self.target_roots)
         due = await workers.run(self._begin, request)

@@ -53,8 +53,9 @@ class NodeStats:
     async def examine(
         self, volume_id: volumes.VolumeId, path: volumes.TargetPath | None
     ) -> health.Health:
-        """The health of the volume, at `path` if it is given. Raises `models.VolumeNotFound`, `NotPublishedAtPath`,
-        `operations.SystemCallTimedOut`.
+        """The health of the volume, at `path` if it is given.
+
+        Raises `models.VolumeNotFound`, `NotPublishedAtPath`, `operations.SystemCallTimedOut`.
         """
         return await self.stores.running.look(
             ("health", volume_id, path),

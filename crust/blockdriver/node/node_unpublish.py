@@ -39,8 +39,10 @@ class NodeUnpublish:
     target_roots: tuple[str, ...]
 
     def unpublish(self, volume_id: volumes.VolumeId, target: volumes.TargetPath) -> None:
-        """Remove the publish and its target; not published is a success. Raises `OtherVolumeAtTarget`,
-        `ForeignMountAtTarget`, `holders.DeviceInUse` (with its users), and the errors of `target_paths`. Blocks.
+        """Remove the publish and its target; not published is a success.
+
+        Raises `OtherVolumeAtTarget`, `ForeignMountAtTarget`, `holders.DeviceInUse` (with its users), and the errors
+        of `target_paths`. Blocks.
         """
         entry = self.stores.node_state.published(target)
         if entry is not None and entry.volume_id != volume_id:
@@ -93,8 +95,9 @@ class NodeUnstage:
     io_limits: IoLimits
 
     def unstage(self, volume_id: volumes.VolumeId, path: volumes.TargetPath) -> None:
-        """Detach the volume if `path` is its last staging path; not staged, or unknown, is a success. Raises
-        `StillPublished`, and `NotReady` with the holder while the device is in use. Blocks.
+        """Detach the volume if `path` is its last staging path; not staged, or unknown, is a success.
+
+        Raises `StillPublished`, and `NotReady` with the holder while the device is in use. Blocks.
         """
         if not pool_of(volume_id):
             return

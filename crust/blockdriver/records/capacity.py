@@ -102,8 +102,9 @@ class PoolCapacity:
     def check_taken(
         self, set_id: str, volume_ids: Iterable[volumes.VolumeId], added_bytes: int
     ) -> None:
-        """Set aside the blocks that a set has now, before its commit; it may have more than its volumes had. Raises
-        `OutOfCapacity`: the set is given up.
+        """Set aside the blocks that a set has now, before its commit; it may have more than its volumes had.
+
+        Raises `OutOfCapacity`: the set is given up.
         """
         if not any(map(self._is_promised, volume_ids)):
             return

@@ -251,8 +251,9 @@ class Node:
         return csi_pb2.NodeExpandVolumeResponse(capacity_bytes=size_bytes)
 
     def _path(self, volume_id: volumes.VolumeId, text: str) -> volumes.TargetPath:
-        """The path of a volume. NOT_FOUND comes before any error about the form of the path. Raises `MissingField`,
-        `VolumeNotFound`, and `NotPublishedAtPath` for a path where no volume can be.
+        """The path of a volume. NOT_FOUND comes before any error about the form of the path.
+
+        Raises `MissingField`, `VolumeNotFound`, and `NotPublishedAtPath` for a path where no volume can be.
         """
         csi.required(text, "volume_path", limit_bytes=volumes.PATH_MAX_BYTES - 1)
         # another process may have made the volume at this moment

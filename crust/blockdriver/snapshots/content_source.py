@@ -40,8 +40,9 @@ class ContentSources:
     snapshot_sets: SnapshotSets
 
     def find(self, requested: SourceRequest) -> ContentSource:
-        """The source in its present state. Raises SnapshotNotFound, `models.VolumeNotFound`, `models.RecordMissing`,
-        `ImageMissing`, `ForeignImage`.
+        """The source in its present state.
+
+        Raises SnapshotNotFound, `models.VolumeNotFound`, `models.RecordMissing`, `ImageMissing`, `ForeignImage`.
         """
         content: ContentRecord | Snapshot
         if requested.kind == "snapshot":
@@ -61,8 +62,10 @@ class ContentSources:
         )
 
     async def fill(self, making: NewVolume, record: VolumeRecord) -> ContentRecord:
-        """Give a volume that is being made its image; returns its content record, which is not saved. Raises
-        `Exhausted`, and the errors of `find`, `freezer.plan` and `Freezer.frozen`. A retry copies everything again.
+        """Give a volume that is being made its image; returns its content record, which is not saved.
+
+        Raises `Exhausted`, and the errors of `find`, `freezer.plan` and `Freezer.frozen`. A retry copies everything
+        again.
         """
         source = record.content_source
         assert source is not None
@@ -110,8 +113,10 @@ def sized(
     source: ContentSource,
     format_in: deferral_keys.FormatIn,
 ) -> volumes.CapacityRange:
-    """The size range for a new volume with this source. Raises SourceProtectionDiffers unless the volume protects the
-    content as its source does, SourceFilesystemDiffers, SmallerThanSource.
+    """The size range for a new volume with this source.
+
+    Raises SourceProtectionDiffers unless the volume protects the content as its source does, SourceFilesystemDiffers,
+    SmallerThanSource.
     """
     if format_in != source.format_in and (source.format_in, format_in) != ("host", "guest"):
         raise errors.InvalidRequest.named(

@@ -88,8 +88,10 @@ class QuiescePlan:
 
 
 def plan(stores: Stores, volume_ids: Iterable[volumes.VolumeId]) -> QuiescePlan:
-    """The plan for a point-in-time copy of all the volumes. Raises `RawDeviceInUse`, `FilesystemMountCovered`,
-    `BusyAfterLazyUnmount`. Valid while the caller has the volumes locked. Blocks.
+    """The plan for a point-in-time copy of all the volumes.
+
+    Raises `RawDeviceInUse`, `FilesystemMountCovered`, `BusyAfterLazyUnmount`. Valid while the caller has the volumes
+    locked. Blocks.
     """
     plans = [_plan_of(stores, volume_id) for volume_id in volume_ids]
     members = [member for part in plans for member in part.members]
@@ -156,9 +158,11 @@ class Freezer:
 
     @asynccontextmanager
     async def frozen(self, members: Sequence[Member]) -> AsyncIterator[None]:
-        """Keep all of `members` frozen while the block runs. Raises `ThawedEarly` or FrozenTooLong afterwards if they
-        were not: then the copy is invalid. Before the block begins it raises NoRuntimeSocket, `SandboxStarting`,
-        AlreadyFrozen and the errors of `Guests.freeze`; before and after it StillFrozen.
+        """Keep all of `members` frozen while the block runs.
+
+        Raises `ThawedEarly` or FrozenTooLong afterwards if they were not: then the copy is invalid. Before the block
+        begins it raises NoRuntimeSocket, `SandboxStarting`, AlreadyFrozen and the errors of `Guests.freeze`; before
+        and after it StillFrozen.
         """
         if any(isinstance(member, InGuest) for member in members):
             self._guests.check_reachable()  # before a guest counts as frozen, and has to be thawed

@@ -54,6 +54,7 @@ class SnapshotSets:
 
     async def create(self, name: str, volume_id: volumes.VolumeId) -> SnapshotSet:
         """Take a snapshot; an existing one is a success. A lost one is not taken again: its name means that moment.
+
         Raises SnapshotNameTaken, SnapshotLimitReached, `models.VolumeNotFound`, `ContentChanged`, `ImageMissing`,
         `ForeignImage`, `SnapshotMissing`, `Exhausted`, and the errors of `freezer.plan` and `Freezer.frozen`.
         """

@@ -77,8 +77,9 @@ class DirectoryPool:
         self._lock: locks.ProcessLock | None = None
 
     def find(self) -> None:
-        """Hold the directory if the right pool is in it, or if a new pool may be made there; writes no file. Raises
-        `PoolAbsent`, `PoolIdentityMissing`, `PoolIdentityUnreadable`, `UnknownPoolLayout`.
+        """Hold the directory if the right pool is in it, or if a new pool may be made there; writes no file.
+
+        Raises `PoolAbsent`, `PoolIdentityMissing`, `PoolIdentityUnreadable`, `UnknownPoolLayout`.
         """
         try:
             if self._create and not self._remembered():

@@ -72,7 +72,9 @@ class Place:
         read_only: bool = True,
     ) -> Image:
         """An open image, by its name, or by its id also in the trash; a read-only client registers no watch. The
-        caller closes it. Raises `rbd.ImageNotFound`.
+        caller closes it.
+
+        Raises `rbd.ImageNotFound`.
         """
         opening = binding.load().rbd.Image
         image: Image = opening(ioctx, name, image_id=image_id, read_only=read_only)

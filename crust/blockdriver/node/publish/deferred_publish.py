@@ -29,8 +29,9 @@ class DeferredNodePublish:
     host_image: HostImage
 
     def publish_to_guest(self, request: Publish) -> volumes.DeferredMount:
-        """Publish the volume to a guest; an existing publish at this target is a success. Raises
-        `CannotDeferRawBlock`, `RootGroupNotDeferrable`, the errors of `publish_rules.check_publish`,
+        """Publish the volume to a guest; an existing publish at this target is a success.
+
+        Raises `CannotDeferRawBlock`, `RootGroupNotDeferrable`, the errors of `publish_rules.check_publish`,
         `DeviceMountedOnHost`, `holders.DeviceInUse`, `PassphraseMissing`, `CephKeyMissing`. Blocks.
         """
         access = request.capability.access

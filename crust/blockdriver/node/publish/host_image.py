@@ -31,8 +31,10 @@ class HostImage:
 
     def make_ready(self, admitted: AdmittedPublish) -> Preparation | None:
         """Give a volume that was staged for hypervisors its device. Returns the preparation before a mount, if any;
-        the caller does it, and checks the publish again in any case. Raises the engine's `NoHostDevice` and others,
-        `VolumeInUseByTool`, and the errors of `FilesystemPreparation.begin`.
+        the caller does it, and checks the publish again in any case.
+
+        Raises the engine's `NoHostDevice` and others, `VolumeInUseByTool`, and the errors of
+        `FilesystemPreparation.begin`.
         """
         request = admitted.request
         with ExitStack() as descriptors:

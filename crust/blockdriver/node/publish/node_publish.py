@@ -60,10 +60,11 @@ class NodePublish:
     target_roots: tuple[str, ...]
 
     async def publish_on_host(self, request: Publish) -> None:
-        """Publish the volume; an equal publish that exists already is a success. Raises the errors of
-        `HostImage.make_ready`, `publish_rules.check_publish` and, for a volume that a guest may have written, of
-        `users.check`; `throttling.CannotThrottle`, `TargetOccupied`, and the errors of `target_paths`, `mount_api`
-        and `fs_group`.
+        """Publish the volume; an equal publish that exists already is a success.
+
+        Raises the errors of `HostImage.make_ready`, `publish_rules.check_publish` and, for a volume that a guest may
+        have written, of `users.check`; `throttling.CannotThrottle`, `TargetOccupied`, and the errors of
+        `target_paths`, `mount_api` and `fs_group`.
         """
         begun = await workers.run(self._begin, request)
         if begun is None:

@@ -151,8 +151,9 @@ class AdmittedPublish:
 
 
 def check_publish(stores: Stores, request: Publish) -> AdmittedPublish:
-    """Check a publish against all rules but one, whether this host has a device; changes no state. Raises
-    `models.VolumeNotFound`, `models.RecordMissing`, `EncryptedOnHost`, `FilesystemOfGuest`,
+    """Check a publish against all rules but one, whether this host has a device; changes no state.
+
+    Raises `models.VolumeNotFound`, `models.RecordMissing`, `EncryptedOnHost`, `FilesystemOfGuest`,
     `capability_check.CapabilityExceeded`, `NotStaged`, `TargetPublishedDifferently`, `PublishedElsewhere`.
     """
     volume_id = request.volume_id

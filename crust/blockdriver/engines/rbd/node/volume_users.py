@@ -60,8 +60,9 @@ class VolumeUsers(Users):
     """The users by whose keys this node reaches the pool `pool`/`namespace`. Safe from any thread."""
 
     def __init__(self, monitors: str, pool: str, namespace: str, noted: Callable[[], str]) -> None:
-        """`noted`: the pool's id by the notes of attachments, or nothing. Raises `MonitorsInvalid`,
-        `CephBindingMissing`: the start fails, and not the first volume.
+        """`noted`: the pool's id by the notes of attachments, or nothing.
+
+        Raises `MonitorsInvalid`, `CephBindingMissing`: the start fails, and not the first volume.
         """
         binding.load()
         CephUser(monitors, "", "")
@@ -77,8 +78,10 @@ class VolumeUsers(Users):
         self.shown = self.shared.shown
 
     def use(self, volume_id: volumes.VolumeId, secrets: Mapping[str, str]) -> None:
-        """Reach the volume as the user of `secrets`, or as before if there are none. Raises `CephKeyMissing`,
-        `CephKeyRefused`, `CephMonitorsUnreachable`, and the errors of `RbdPool.open`; then nothing has changed.
+        """Reach the volume as the user of `secrets`, or as before if there are none.
+
+        Raises `CephKeyMissing`, `CephKeyRefused`, `CephMonitorsUnreachable`, and the errors of `RbdPool.open`; then
+        nothing has changed.
         """
         with self._guard:
             connection = self._connections.get(self._user_of.get(volume_id, ""))
@@ -129,11 +132,19 @@ class VolumeUsers(Users):
         return self._ids or PoolIds(self._noted())
 
     def find(self) -> None:
-        """Nothing: this node has no key, and its pool no lock, because every node uses it. The first key opens it;
-        each call checks by itself, and a pod's key is not used between calls.
-        """
+        """Nothing: this node has no key."""
 
-    lock = renew = open = check_in_place = find
+    def lock(self) -> None:
+        """Nothing: every node uses the pool."""
+
+    def renew(self) -> None:
+        """Nothing: a node has no lock."""
+
+    def open(self) -> None:
+        """Nothing: the first key opens it."""
+
+    def check_in_place(self) -> None:
+        """Nothing: each call checks by itself, and a pod's key is not used between calls."""
 
     def let_go(self) -> None:
         """Forget all users, and disconnect after running calls have ended."""

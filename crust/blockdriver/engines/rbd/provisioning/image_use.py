@@ -153,8 +153,9 @@ def answer(ioctx: Ioctx, header: str) -> bool:
 
 @contextmanager
 def changing(place: Place, ioctx: Ioctx, name: str) -> Iterator[Image]:
-    """The image, open for a change that is made inside the block. Raises `RbdClientSilent`, `rbd.ImageNotFound`.
-    After an error the change may have been made.
+    """The image, open for a change that is made inside the block.
+
+    Raises `RbdClientSilent`, `rbd.ImageNotFound`. After an error the change may have been made.
     """
     seen = check_answers(place, ioctx, name)
     with place.connection.endable() as end:

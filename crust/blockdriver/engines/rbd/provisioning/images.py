@@ -65,8 +65,9 @@ class VolumeImages:
 
     def set_limits(self, volume_id: volumes.VolumeId, limits: volumes.IoLimits) -> None:
         """Set all limits, as the configuration of the image: each client that opens it through librbd enforces them,
-        also after a change. librbd limits each client, and an image has one writer. 0 is no limit. Raises
-        `ImageMissing`, RbdClientSilent.
+        also after a change. librbd limits each client, and an image has one writer. 0 is no limit.
+
+        Raises `ImageMissing`, RbdClientSilent.
         """
         with (
             self.place.volume(volume_id, f"cannot limit the I/O of {volume_id}") as ioctx,

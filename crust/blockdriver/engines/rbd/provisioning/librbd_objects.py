@@ -47,7 +47,9 @@ _MAP = struct.Struct("<IBBIQ")
 
 def read_header(ioctx: Ioctx, name: str, key: str) -> tuple[int, str] | None:
     """The size in bytes of the image of that name, and its metadata of that key, "" if it has none; None if there is
-    no image. Raises HeaderUnreadable, and the binding's own errors.
+    no image.
+
+    Raises HeaderUnreadable, and the binding's own errors.
     """
     with ignoring(errno.ENOENT):
         try:
@@ -63,8 +65,9 @@ def read_header(ioctx: Ioctx, name: str, key: str) -> tuple[int, str] | None:
 
 
 def has_snapshots(ioctx: Ioctx, image_id: str) -> bool:
-    """Whether the image of that id has snapshots, also deleted ones that clones read; false without an image. Raises
-    HeaderUnreadable, and the binding's own errors.
+    """Whether the image of that id has snapshots, also deleted ones that clones read; false without an image.
+
+    Raises HeaderUnreadable, and the binding's own errors.
     """
     with ignoring(errno.ENOENT):
         try:
