@@ -55,14 +55,8 @@ class Throttle:
     def look(self) -> None:
         """Find the hierarchy: once, before the first attach. A host may have several, one with the io controller."""
         with syscalls.translating("cannot look for control groups"):
-            self._root = ""
-            for mount in mountinfo.read_all():
-                if mount.fs_type == "cgroup2":
-                    # none: covered by another mount, or gone
-                    controllers = syscalls.known_attribute(f"{mount.target}/cgroup.controllers")
-                    if "io" in controllers.split():
-                        self._root = mount.target
-                        return
+            roots = (mount.target for mount in mountinfo.read_all() if mount.fs_type == "cgroup2")
+            self._root = next(filter(_has_io, roots), "")
 
     def check_can_limit(self) -> None:
         """Raise `CannotThrottle` if a limit could not be set now. Looks again for a hierarchy that was missing."""
@@ -124,6 +118,11 @@ class Throttle:
     def _group(self) -> str | None:
         paths = (os.path.join(self._root, group).rstrip("/") for group in self._groups)
         return next(filter(listing.exists, paths), None) if self._root else None
+
+
+def _has_io(root: str) -> bool:
+    # none: covered by another mount, or gone
+    return "io" in syscalls.known_attribute(f"{root}/cgroup.controllers").split()
 
 
 def _line_of(group: str | None, device: volumes.DeviceIdentity) -> volumes.IoLimits:
