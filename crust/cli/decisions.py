@@ -7,6 +7,7 @@ from pathlib import Path
 import aiofiles.os
 import click
 
+from crust.core import deferral_keys
 from crust.core.printable import printable
 from crust.host.process import workers
 from crust.inspection import daemon_calls, show
@@ -65,7 +66,7 @@ async def policy(
         if len(parts) != 3 or not all(parts):
             raise click.UsageError(f"--pod {pod!r} is not NAMESPACE/NAME/UID")
         names = zip(("namespace", "name", "uid"), parts, strict=True)
-        context |= {f"csi.storage.k8s.io/pod.{key}": value for key, value in names}
+        context |= {f"{deferral_keys.POD_INFO}{key}": value for key, value in names}
     request = inspect_pb2.ExplainPolicyRequest(
         driver=driver, defer_fs_ops=flag, block=block, volume_context=context
     )

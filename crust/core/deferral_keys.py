@@ -28,9 +28,11 @@ PASSPHRASE = "passphrase"
 USER_ID = "userID"
 USER_KEY = "userKey"
 """The keys of the secret with a Ceph user: in a stage or a publish; the key alone also in a deferred mount."""
-INLINE = "csi.storage.k8s.io/ephemeral"
+KUBERNETES = "csi.storage.k8s.io/"
+"""The prefix of the keys that the kubelet and the sidecars of Kubernetes add."""
+INLINE = f"{KUBERNETES}ephemeral"
 """The kubelet's key of a volume that a pod's manifest declares: the publish creates it, the unpublish deletes it."""
-POD_INFO = "csi.storage.k8s.io/pod."
+POD_INFO = f"{KUBERNETES}pod."
 """The prefix of the kubelet's keys that name the pod of a publish."""
 POD_NAMES = (f"{POD_INFO}namespace", f"{POD_INFO}name")
 _INLINE_ID = re.compile(r"csi-[0-9a-f]{64}")

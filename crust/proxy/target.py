@@ -248,7 +248,9 @@ def request_digest(request: csi_pb2.NodePublishVolumeRequest) -> str:
         mount.fs_type,
         list(mount.mount_flags),
         mount.volume_supplemental_group or mount.volume_mount_group,
-        sorted(pair for pair in context.items() if not pair[0].startswith(csi.KUBERNETES_PREFIX)),
+        sorted(
+            pair for pair in context.items() if not pair[0].startswith(deferral_keys.KUBERNETES)
+        ),
     ]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 

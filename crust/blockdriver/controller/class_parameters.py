@@ -20,7 +20,6 @@ from crust.core import deferral_keys, errors
 from crust.core.deferral_keys import DEFER, ENCRYPTION, FORMAT_IN, RUNTIME_HANDLER, Defer
 from crust.host.filesystems import mkfs
 
-_SIDECARS = "csi.storage.k8s.io/"
 _QUANTITY = re.compile(r"(0|[1-9][0-9]{0,14})(Ki|Mi|Gi|Ti|k|M|G|T)?")
 _UNITS = {
     "": 1, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40,
@@ -46,7 +45,7 @@ Changes = tuple[tuple[str, int], ...]
 def parse_mutable(mutable_parameters: Mapping[str, str]) -> Changes:
     """The changes; keys of sidecars are ignored. Raises `UnknownMutableParameter`, `InvalidIoLimit`."""
     for key in mutable_parameters:
-        if key not in _RANGES and not key.startswith(_SIDECARS):
+        if key not in _RANGES and not key.startswith(deferral_keys.KUBERNETES):
             raise errors.InvalidRequest.named(
                 "UnknownMutableParameter",
                 f"the mutable parameter {key[:128]!r} is not known",
@@ -73,12 +72,12 @@ def quantity(text: str) -> int | None:
     return int(match[1]) * _UNITS[match[2] or ""] if match else None
 
 
-FS_TYPE = "csi.storage.k8s.io/fstype"
+FS_TYPE = f"{deferral_keys.KUBERNETES}fstype"
 PROVISIONING = "crust.dev/provisioning"
 """`thin` or `thick`: whether a volume has its blocks when it writes them, or all of them from its creation on."""
 POOL = "crust.dev/pool"
 """The name of the pool, if the driver has several; `crust.blockdriver.pools` reads it, and nothing below."""
-IN_CONTEXTS = (_SIDECARS, "storage.kubernetes.io/")
+IN_CONTEXTS = (deferral_keys.KUBERNETES, "storage.kubernetes.io/")
 """The attributes of a PersistentVolume hold the provisioner's identity under the second prefix."""
 _IN_CONTEXT = (DEFER, RUNTIME_HANDLER, FORMAT_IN, ENCRYPTION, deferral_keys.GROW_IN)
 KEYS = (FS_TYPE, PROVISIONING, *_IN_CONTEXT, *mkfs.KEYS, *LIMIT_KEYS)
@@ -110,7 +109,7 @@ def parse(parameters: Mapping[str, str], fs_types: tuple[str, ...]) -> Parameter
     for key, value in parameters.items():
         if key in KEYS:
             kept[key] = _checked(key, value, fs_types)
-        elif not key.startswith(_SIDECARS):
+        elif not key.startswith(deferral_keys.KUBERNETES):
             raise errors.InvalidRequest.named(
                 "UnknownParameter",
                 f"the parameter {key[:128]!r} is not known",

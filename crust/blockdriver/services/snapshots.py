@@ -24,7 +24,7 @@ from crust.blockdriver.services.calls import Calls, places
 from crust.blockdriver.services.roles import Role
 from crust.blockdriver.snapshots import snapshot_sets
 from crust.blockdriver.snapshots.snapshot_sets import SnapshotSets
-from crust.core import errors, volumes
+from crust.core import deferral_keys, errors, volumes
 from crust.host.process import workers
 from crust.rpc.call import Call
 from crust.rpc.messages import csi
@@ -320,7 +320,7 @@ def segments_of(pb: csi_pb2.Topology) -> topology.Segments:
 def check_parameters(sent: Iterable[str]) -> None:
     """Raise `UnknownSnapshotParameter` for any key that is not a sidecar's."""
     for key in sent:
-        if not key.startswith(csi.KUBERNETES_PREFIX):
+        if not key.startswith(deferral_keys.KUBERNETES):
             raise errors.InvalidRequest.named(
                 "UnknownSnapshotParameter",
                 f"the parameter {key[:128]!r} is not known",

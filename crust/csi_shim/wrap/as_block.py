@@ -15,7 +15,7 @@ from typing import Any
 from crust.core import deferral_keys
 from crust.csi_shim.wrap.private_directories import PrivatePaths
 from crust.rpc.call import Metadata
-from crust.rpc.messages import csi, extensions
+from crust.rpc.messages import extensions
 from crust.wire.csi.v1 import csi_pb2
 
 TIMEOUT_S = 100.0
@@ -85,7 +85,7 @@ def stage_of(request: csi_pb2.NodePublishVolumeRequest) -> csi_pb2.NodeStageVolu
         volume_capability=request.volume_capability,
     )
     for key, value in request.volume_context.items():
-        if not key.startswith(csi.KUBERNETES_PREFIX):  # the kubelet's, of a publish alone
+        if not key.startswith(deferral_keys.KUBERNETES):  # the kubelet's, of a publish alone
             stage_.volume_context[key] = value
     return stage_
 

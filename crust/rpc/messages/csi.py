@@ -23,7 +23,6 @@ MAP_MAX_BYTES = 4096
 RECORDED_ID_MAX_BYTES = 512
 """The limit of a record of the handoff directory. Public drivers have ids of 250 bytes, and no CO refuses them."""
 
-KUBERNETES_PREFIX = "csi.storage.k8s.io/"
 _CONTROL = re.compile("[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f]")
 _FLAGS_MAX_BYTES = 4096
 _READER_MODES = frozenset(mode.value for mode in volumes.AccessMode if mode.reader_only)
@@ -94,7 +93,8 @@ def check_context(values: Mapping[str, str], field: str) -> None:
     if not values:
         return
     mapping(
-        {key: text for key, text in values.items() if not key.startswith(KUBERNETES_PREFIX)}, field
+        {key: text for key, text in values.items() if not key.startswith(deferral_keys.KUBERNETES)},
+        field,
     )
 
 

@@ -23,7 +23,6 @@ from crust.blockdriver.records.stores import Stores
 from crust.core import deferral_keys, errors, volumes
 from crust.host.mounts import mount_options
 
-_SIDECARS = "csi.storage.k8s.io/"
 _SHARED_MODES = frozenset({
     volumes.AccessMode.MULTI_NODE_READER_ONLY, volumes.AccessMode.MULTI_NODE_SINGLE_WRITER,
     volumes.AccessMode.MULTI_NODE_MULTI_WRITER, volumes.AccessMode.SINGLE_NODE_MULTI_WRITER,
@@ -71,7 +70,7 @@ class Publish:
             self.readonly,
             self.deferred,
             *(
-                [pair for pair in context if not pair[0].startswith(_SIDECARS)]
+                [pair for pair in context if not pair[0].startswith(deferral_keys.KUBERNETES)]
                 for context in (self.volume_context, self.publish_context)
             ),
         ]
