@@ -5,7 +5,7 @@ docs/pool-disk.md runs as it stands, with the path of a real device in place of 
 import asyncio
 import re
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import grpc
@@ -148,6 +148,21 @@ async def ended(co: Co, volume_id: str) -> None:
     await co.unstage(volume_id, STAGING)
 
 
+@contextmanager
+def another_nodes_volume(node: Node) -> Iterator[str]:
+    """A loop device of a node that is a container on the same kernel: its pool has the same path."""
+    file = f"{POOL}/another.img"
+    makes = f"umount {POOL} && mount --bind /root {POOL} && truncate --size=1M {file}"
+    script = f"{makes} && losetup --find --show {file} && cat"
+    with node.machine.running("unshare", "--mount", "--wd=/", "sh", "-c", script) as other:
+        assert other.stdout is not None
+        device = other.stdout.readline().strip()
+        try:
+            yield device
+        finally:
+            node.output("losetup", "--detach", device)
+
+
 async def test_lost_disk_is_replaced_by_a_new_one(node: Node) -> None:
     async with called(node) as co:
         volume_id = await published(node, co)
@@ -155,9 +170,11 @@ async def test_lost_disk_is_replaced_by_a_new_one(node: Node) -> None:
         assert "[PoolNotUsable]" in await node.until("PoolNotUsable")
         await ended(co, volume_id)
         assert node.devices() == []
-        await asyncio.to_thread(
-            node.run_block, "systemctl stop crust-node\nlosetup", await asyncio.to_thread(node.disk)
-        )
+        with another_nodes_volume(node) as device:
+            begins = "systemctl stop crust-node\nlosetup"
+            await asyncio.to_thread(node.run_block, begins, await asyncio.to_thread(node.disk))
+            shown = node.output("losetup", "--noheadings", "--output=BACK-FILE", device)
+            assert shown.startswith(POOL)
     async with called(node) as co:
         assert (await co.create("v")).volume_id != volume_id
         await refused(co.delete(volume_id), grpc.StatusCode.NOT_FOUND)
