@@ -69,9 +69,9 @@ def allocated(path: AnyPath, start: int = 0) -> Iterator[Extent]:
         syscalls.closing(_open(path)) as fd,
     ):
         try:
-            for offset, _, length, flags in _extents_of(fd, start, _SYNC):
-                if not flags & _UNWRITTEN:
-                    yield Extent(offset, length)
+            for part in _written_of(fd, start):
+                first = max(part.start, start)
+                yield Extent(first, part.end - first)
         except OSError as err:
             if err.errno != errno.EOPNOTSUPP:  # of the first question: tmpfs and NFS have no FIEMAP
                 raise

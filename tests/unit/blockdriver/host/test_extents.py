@@ -91,13 +91,12 @@ def test_differing_of_fragmented_files_reads_no_further_than_asked() -> None:
 
 
 @pytest.fixture
-def fragmented(tmp_path: Path) -> Path:
-    """A file in 5,000 parts."""
-    path = tmp_path / "image"
-    with path.open("wb") as file:
+def fragmented() -> Iterator[Path]:
+    """A file in 5,000 parts, not on a tmpfs, which has no FIEMAP."""
+    with tempfile.NamedTemporaryFile(dir="/var/tmp") as file:
         for number in range(5000):
             os.pwrite(file.fileno(), b"data", number * 8192)
-    return path
+        yield Path(file.name)
 
 
 def test_walk_of_a_fragmented_file_rests_after_each_batch(
@@ -123,12 +122,15 @@ def test_walk_of_a_fragmented_file_rests_after_each_batch(
         assert rests >= 5000 // 512
 
 
-def test_allocated_without_fiemap_is_the_same() -> None:
-    with tempfile.NamedTemporaryFile(dir="/dev/shm") as file:  # tmpfs has none
+@pytest.mark.parametrize("directory", ["/var/tmp", "/dev/shm"])
+def test_allocated_is_the_same_with_fiemap_and_without(directory: str) -> None:
+    """From a byte within a part on, and no further than the file: its last part ends within a block."""
+    with tempfile.NamedTemporaryFile(dir=directory) as file:
         for offset in (0, 4096, 16384):
             os.pwrite(file.fileno(), b"data" * 1024, offset)
-        assert [*extents.allocated(file.name)] == [Extent(0, 8192), Extent(16384, 4096)]
-        assert [*extents.allocated(file.name, 8192)] == [Extent(16384, 4096)]
+        os.truncate(file.name, 16384 + 100)
+        assert [*extents.allocated(file.name)] == [Extent(0, 8192), Extent(16384, 100)]
+        assert [*extents.allocated(file.name, 2048)] == [Extent(2048, 6144), Extent(16384, 100)]
 
 
 def test_allocated_of_a_fragmented_file_is_not_held(fragmented: Path) -> None:
