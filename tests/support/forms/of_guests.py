@@ -1,6 +1,5 @@
 """An entry of the list with a real guest: the example runtime on the node, and the microVMs that it starts."""
 
-import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
@@ -33,14 +32,10 @@ async def guests(form: Form) -> None:
 
 @asynccontextmanager
 async def runtime(form: Form) -> AsyncIterator[None]:
-    """The example runtime serves as the handler kata, and is registered when the block begins."""
-    with form.running(*_RUNTIME, "serve", _HERE) as serving:
-        try:
-            await form.until_registered()
-            yield
-        finally:
-            serving.terminate()
-            await asyncio.to_thread(serving.wait)
+    """The example runtime serves as the handler kata, and is registered when the block begins; its end kills it."""
+    with form.running(*_RUNTIME, "serve", _HERE):
+        await form.until_registered()
+        yield
 
 
 @contextmanager
