@@ -70,14 +70,6 @@ def document(value: Any) -> str:
     return json.dumps(value, default=_plain, indent=2)
 
 
-def yaml_document(value: Any) -> str:
-    """YAML of the same values, with the keys in the same order."""
-    import yaml  # for this format only
-
-    text: str = yaml.safe_dump(json.loads(document(value)), sort_keys=False)
-    return text.removesuffix("\n")
-
-
 def age(since: datetime.datetime | None, now: datetime.datetime) -> str:
     """How long ago, in one or two units: 45s, 12m, 3h5m, 9d."""
     if since is None:

@@ -35,8 +35,23 @@ async def driver(answer: inspect_pb2.ListDriversResponse.Driver) -> views.Driver
     pool: views.Pool | None = None
     problem: errors.CrustError | None = None
     try:
-        version, shim, pool = await _probe(answer.name, answer.socket)
-        if answer.registration == "waiting" and await workers.run(_has_kubelet, answer.socket):
+        path, part = answer.socket, f"the proxy for driver {answer.name}"
+        await workers.run(daemon_calls.check_socket, part, path, start="restart the proxy")
+        async with SocketPort(path) as port:
+            call = Call(_PROBE, _METADATA, TIMEOUT_S)
+            body = await port.answer(call, csi_pb2.ProbeRequest().SerializeToString())
+            probed = decoded(csi_pb2.ProbeResponse.FromString, body, call.method)
+            trailing = dict(call.trailing)
+            if probed.HasField("ready") and not probed.ready.value:
+                raise _not_ready(answer.name, trailing.get(extensions.NOT_READY, b""))
+            info = await stub(csi_pb2_grpc.IdentityStub, port).GetPluginInfo(
+                csi_pb2.GetPluginInfoRequest(), metadata=_METADATA, timeout=TIMEOUT_S
+            )
+            pool = await _pool(port)
+        version, shim = info.vendor_version, str(trailing.get(extensions.SHIM_VERSION, ""))
+        # without a kubelet, whose socket for device plugins tells it, no process registers the driver
+        kubelet = Path(path).parent.parent.parent / "device-plugins" / "kubelet.sock"
+        if answer.registration == "waiting" and await workers.run(listing.exists, kubelet):
             problem = errors.NotReady.named(
                 "NotRegisteredYet",
                 f"the driver {answer.name} is not registered with the kubelet",
@@ -55,34 +70,6 @@ async def driver(answer: inspect_pb2.ListDriversResponse.Driver) -> views.Driver
         pool=pool,
         message=problem.shown() if problem else "",
     )
-
-
-def _has_kubelet(socket: str) -> bool:
-    """Whether a kubelet has run on this node, by its socket for device plugins. Blocks.
-
-    Without a kubelet no process registers the driver, and a missing registration is no problem.
-    """
-    root = Path(socket).parent.parent.parent
-    return listing.exists(root / "device-plugins" / "kubelet.sock")
-
-
-async def _probe(name: str, socket: str) -> tuple[str, str, views.Pool | None]:
-    """The driver's version, the shim's version or "", and the space of the driver's pool."""
-    await workers.run(
-        daemon_calls.check_socket, f"the proxy for driver {name}", socket, start="restart the proxy"
-    )
-    async with SocketPort(socket) as port:
-        identity = stub(csi_pb2_grpc.IdentityStub, port)
-        call = Call(_PROBE, _METADATA, TIMEOUT_S)
-        answer = await port.answer(call, csi_pb2.ProbeRequest().SerializeToString())
-        answered = decoded(csi_pb2.ProbeResponse.FromString, answer, call.method)
-        trailing = dict(call.trailing)
-        if answered.HasField("ready") and not answered.ready.value:
-            raise _not_ready(name, trailing.get(extensions.NOT_READY, b""))
-        request = csi_pb2.GetPluginInfoRequest()
-        info = await identity.GetPluginInfo(request, metadata=_METADATA, timeout=TIMEOUT_S)
-        pool = await _pool(port)
-    return info.vendor_version, str(trailing.get(extensions.SHIM_VERSION, "")), pool
 
 
 async def _pool(port: SocketPort) -> views.Pool | None:

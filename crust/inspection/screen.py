@@ -13,7 +13,7 @@ import json
 import signal
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import nullcontext
 
 from rich.console import Console
 from rich.live import Live
@@ -51,9 +51,21 @@ def print_once(answer: show.Shown, form: Format) -> int:
 
 
 async def _watch(run_dir: str, question: show.Question, form: Format) -> None:
-    console = Console()
-    with ExitStack() as stack:
-        display = _putter(console, form, stack)
+    console, last = Console(), ""
+    is_screen = console.is_terminal and form != "json"
+    screen = Live(console=console, screen=True, auto_refresh=False) if is_screen else nullcontext()
+    with screen as live:
+
+        def display(text: Text) -> None:
+            nonlocal last
+            if live is not None:
+                text.no_wrap, text.overflow = True, "ellipsis"
+                live.update(text, refresh=True)
+            elif text.plain != last:
+                last = text.plain
+                one_line = form == "json" and last.startswith("{")
+                _printed(console, Text(json.dumps(json.loads(last))) if one_line else text)
+
         while True:
             try:
                 await _follow(run_dir, question, form, display)
@@ -78,28 +90,6 @@ async def _follow(
                     event = asyncio.ensure_future(anext(events, None))
         finally:
             event.cancel()
-
-
-def _putter(console: Console, form: Format, stack: ExitStack) -> Callable[[Text], None]:
-    """The function that shows an answer in place of the last one, or after it."""
-    if console.is_terminal and form != "json":
-        live = stack.enter_context(Live(console=console, screen=True, auto_refresh=False))
-
-        def replace(text: Text) -> None:
-            text.no_wrap, text.overflow = True, "ellipsis"
-            live.update(text, refresh=True)
-
-        return replace
-    last = ""
-
-    def append(text: Text) -> None:
-        nonlocal last
-        if text.plain != last:
-            last = text.plain
-            one_line = form == "json" and last.startswith("{")
-            _printed(console, Text(json.dumps(json.loads(last))) if one_line else text)
-
-    return append
 
 
 def _printed(console: Console, text: Text) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import datetime
+import json
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -31,7 +32,10 @@ class Shown:
         if form == "json":
             return Text(output.document(self.document))
         if form == "yaml":
-            return Text(output.yaml_document(self.document))
+            import yaml  # for this format only
+
+            plain = json.loads(output.document(self.document))
+            return Text(yaml.safe_dump(plain, sort_keys=False).removesuffix("\n"))
         if form == "name":
             return Text("\n".join(self.names))
         return self.table(form == "wide")
@@ -117,7 +121,9 @@ def volumes(
             )
         )
 
-    return _listing("volumes", volumes_of, views.VOLUMES, admits, _is_readable)
+    return _listing(
+        "volumes", volumes_of, views.VOLUMES, admits, lambda row: row.state != "unreadable"
+    )
 
 
 def _listing(
@@ -138,10 +144,6 @@ def _listing(
     return ask
 
 
-def _is_readable(volume: views.VolumeRow) -> bool:
-    return volume.state != "unreadable"
-
-
 def describe(name: str) -> Question:
     """All facts about one volume, at each of its targets. Raises `VolumeNotDeferred`."""
 
@@ -151,7 +153,7 @@ def describe(name: str) -> Question:
             {"volumes": rows},
             tuple(row.entry for row in rows),
             lambda _: Text("\n\n").join(described(row, run_dir) for row in rows),
-            healthy=all(map(_is_readable, rows)),
+            healthy=all(row.state != "unreadable" for row in rows),
         )
 
     return ask

@@ -167,7 +167,8 @@ class VolumeRow:
     def of(cls, answer: inspect_pb2.DeferredVolume) -> "VolumeRow":
         """The row of the proxy's answer, with pod and PersistentVolume from a kubelet's target path."""
         target = answer.target_path
-        return row(cls, answer, pod_uid=pod_of(target), pv=_first(_PV, target))
+        volume = _PV.search(target)
+        return row(cls, answer, pod_uid=pod_of(target), pv=volume[1] if volume else "")
 
     @property
     def name(self) -> str:
@@ -322,7 +323,8 @@ def low_pools(drivers: Iterable[DriverRow]) -> Iterator[Problem]:
 
 def pod_of(target: str) -> str:
     """The UID of the pod of a kubelet's target path; empty for another path."""
-    return _first(_POD, target)
+    pod = _POD.search(target)
+    return pod[1] if pod else ""
 
 
 def now() -> datetime.datetime:
@@ -358,8 +360,3 @@ def row(kind: type[Row], answer: Message, **fields: object) -> Row:
             value = value.ToDatetime(datetime.UTC) if answer.HasField(name) else None
         fields[name] = tuple(value) if described.is_repeated else value
     return kind(**fields)
-
-
-def _first(pattern: re.Pattern[str], text: str) -> str:
-    match = pattern.search(text)
-    return match[1] if match else ""
