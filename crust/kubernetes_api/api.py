@@ -158,8 +158,6 @@ def client(kubeconfig: str) -> KubernetesApi:
             raise UnusableKubeconfig(kubeconfig, "it has no server's address with http or https")
         reached = client_adapter.ConnectionParams(timeout=httpx2.Timeout(_ASK_S), trust_env=False)
         return KubernetesApi(client_adapter.AsyncClient(chosen, reached))
-    except InvalidSettings:
-        raise
     except (lightkube.ConfigError, OSError) as error:
         raise UnusableKubeconfig(kubeconfig, str(error)) from error
     except KeyError as error:

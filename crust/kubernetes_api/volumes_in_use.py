@@ -52,14 +52,6 @@ _IF_DEAD = f"if the node is dead, taint it {TAINT}"
 
 
 @dataclass(slots=True)
-class _Absence:
-    """Since when a Node object is absent, and the UID of the node's CSINode object at that time."""
-
-    since: float
-    uid: str
-
-
-@dataclass(slots=True)
 class VolumesInUse:
     """Asks the Kubernetes API of one cluster.
 
@@ -69,7 +61,8 @@ class VolumesInUse:
     api: KubernetesApi
     absent_s: float = ABSENT_S
     now: Callable[[], float] = time.monotonic
-    _absent: dict[str, _Absence] = field(default_factory=dict)
+    _absent: dict[str, tuple[float, str]] = field(default_factory=dict)
+    """Since when a Node object is absent, and the UID of the node's CSINode object at that time."""
     _boots: dict[str, str] = field(default_factory=dict)
     """The boot of the node at the first call of each detach, by the UID of the VolumeAttachment."""
     _attachments: Informer[VolumeAttachment, VolumeAttachment] = field(init=False)
@@ -148,7 +141,12 @@ class VolumesInUse:
             for attachment in self._of_volume(driver, volume_id)
             if attachment.spec.node_name == name and attachment.metadata.deletion_timestamp
         ]
-        self._note_boots(deleted, node.status.node_info.boot_id)
+        boot_id = node.status.node_info.boot_id
+        # of the first call of each detach, as long as its VolumeAttachment is there
+        uids = {attachment.metadata.uid for attachment in self._attachments.known.values()}
+        self._boots = {uid: boot for uid, boot in self._boots.items() if uid in uids}
+        for attachment in deleted:
+            self._boots.setdefault(attachment.metadata.uid, boot_id)
         if _is_out_of_service(node):
             return
         if f"kubernetes.io/csi/{driver}^{volume_id}" in node.status.volumes_in_use:
@@ -164,19 +162,12 @@ class VolumesInUse:
             raise _unknown(volume_id, why, f"wait until it reports; {_IF_DEAD}")
         for attachment in deleted:
             began, changed = attachment.metadata.deletion_timestamp, ready.last_transition_time
-            boots = self._boots[attachment.metadata.uid], node.status.node_info.boot_id
+            boots = self._boots[attachment.metadata.uid], boot_id
             has_booted = all(boots) and len(set(boots)) == 2
             if (changed is None or began is None or changed >= began) and not has_booted:
                 why = f"node {name} was lost or came back after Kubernetes began to detach: its list may lack volumes"
                 hint = f"drain the node and boot it; if that does not help, power it off and taint it {TAINT}"
                 raise _unknown(volume_id, why, hint)
-
-    def _note_boots(self, deleted: Iterable[VolumeAttachment], boot_id: str) -> None:
-        """Note the boot of the first call of each detach, as long as its VolumeAttachment is there."""
-        uids = {attachment.metadata.uid for attachment in self._attachments.known.values()}
-        self._boots = {uid: boot for uid, boot in self._boots.items() if uid in uids}
-        for attachment in deleted:
-            self._boots.setdefault(attachment.metadata.uid, boot_id)
 
     def _check_gone(self, name: str, volume_id: str) -> None:
         """Raise unless the Node object has been absent for long enough.
@@ -185,10 +176,10 @@ class VolumesInUse:
         """
         registered = self._registered.known.get(name)
         uid = registered.metadata.uid if registered is not None else ""
-        absence = self._absent.get(name)
-        if absence is None or uid not in ("", absence.uid):
-            absence = self._absent[name] = _Absence(self.now(), uid)
-        absent_s = self.now() - absence.since
+        since_s, known_uid = self._absent.get(name, (0.0, None))
+        if known_uid is None or uid not in ("", known_uid):
+            since_s, _ = self._absent[name] = self.now(), uid
+        absent_s = self.now() - since_s
         if absent_s < self.absent_s:
             why = f"node {name} has no Node object since {absent_s:.0f} s, and is gone after {self.absent_s:g} s"
             raise _unknown(volume_id, why, "the caller will retry until then")
