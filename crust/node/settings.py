@@ -63,7 +63,42 @@ class NodeSettings(ProgramSettings):
     @pydantic.model_validator(mode="before")
     @classmethod
     def _complete(cls, values: Any) -> Any:
-        return _completed(dict(values)) if isinstance(values, Mapping) else values
+        """Add the keys that follow from the others. The models refuse values of a wrong type."""
+        if not isinstance(values, Mapping):
+            return values
+        tables = dict(values)
+        proxy = tables.get("proxy", {})
+        drivers, shims = _tables(tables.get("driver")), _tables(tables.get("shim"))
+        if not isinstance(proxy, Mapping) or drivers is None or shims is None:
+            return tables
+        for part in (proxy, *shims, *drivers):
+            if misplaced := sorted(set(ProgramSettings.model_fields) & set(part)):
+                raise ValueError(
+                    f"{', '.join(misplaced)} is a setting of the process: write it above all tables"
+                )
+        run_dir = str(proxy.get("run_dir", _RUN_DIR))
+        node_name = tables.get("node_name", os.uname().nodename)
+        ours = [_driver(table, run_dir, node_name) for table in drivers or [{}]]
+        for repeated in _repeated(str(driver["run_dir"]) for driver in ours):
+            raise ValueError(
+                f"two tables of driver have the run_dir {repeated!r}: give each its own"
+            )
+        called = [shim.get("driver_socket") for shim in shims]
+        further = [driver["socket"] for driver in ours[1:] if driver["socket"] not in called]
+        in_front = [*(shims or [{}]), *({"driver_socket": socket} for socket in further)]
+        fronts = [_shim(table, ours, run_dir) for table in in_front]
+        served = _serving(proxy, ours, fronts)
+        names = _names(served.get("drivers"))
+        for front in fronts:
+            if (socket := str(front["socket"])) in names:
+                front.setdefault("driver_name", names[socket])
+        access = served.get("kubernetes")
+        if isinstance(access, Mapping) and "node_name" in tables:
+            served["kubernetes"] = {"node_name": tables["node_name"], **access}
+        completed = {**tables, "proxy": served, "shim": tuple(fronts)}
+        if drivers or ours[0]["socket"] in [front["driver_socket"] for front in fronts]:
+            completed["driver"] = tuple(ours)
+        return completed
 
     @pydantic.model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -104,36 +139,6 @@ def mismatches(
 def _repeated(values: Any) -> list[str]:
     listed = list(values)
     return sorted({value for value in listed if listed.count(value) > 1})
-
-
-def _completed(tables: dict[str, Any]) -> dict[str, Any]:
-    """The tables with the keys that follow from the others. The models refuse values of a wrong type."""
-    proxy = tables.get("proxy", {})
-    drivers, shims = _tables(tables.get("driver")), _tables(tables.get("shim"))
-    if not isinstance(proxy, Mapping) or drivers is None or shims is None:
-        return tables
-    _check_own(proxy, *shims, *drivers)
-    run_dir = str(proxy.get("run_dir", _RUN_DIR))
-    node_name = tables.get("node_name", os.uname().nodename)
-    ours = [_driver(table, run_dir, node_name) for table in drivers or [{}]]
-    for repeated in _repeated(str(driver["run_dir"]) for driver in ours):
-        raise ValueError(f"two tables of driver have the run_dir {repeated!r}: give each its own")
-    called = [shim.get("driver_socket") for shim in shims]
-    further = [driver["socket"] for driver in ours[1:] if driver["socket"] not in called]
-    in_front = [*(shims or [{}]), *({"driver_socket": socket} for socket in further)]
-    fronts = [_shim(table, ours, run_dir) for table in in_front]
-    served = _serving(proxy, ours, fronts)
-    names = _names(served.get("drivers"))
-    for front in fronts:
-        if (socket := str(front["socket"])) in names:
-            front.setdefault("driver_name", names[socket])
-    access = served.get("kubernetes")
-    if isinstance(access, Mapping) and "node_name" in tables:
-        served["kubernetes"] = {"node_name": tables["node_name"], **access}
-    completed = {**tables, "proxy": served, "shim": tuple(fronts)}
-    if drivers or ours[0]["socket"] in [front["driver_socket"] for front in fronts]:
-        completed["driver"] = tuple(ours)
-    return completed
 
 
 def _tables(value: Any) -> list[Mapping[str, Any]] | None:
@@ -187,8 +192,21 @@ def _serving(
         *drivers,
         *({"name": name, "socket": _KUBELET_SOCKET.format(name=name)} for name in missing),
     ]
-    backends = {_name_of(driver): _front(driver, shims) for driver in ours}
-    backends |= _wrapped(drivers, backends, ours, shims)
+    backends = {}
+    for driver in ours:
+        callers = [shim for shim in shims if shim["driver_socket"] == driver["socket"]]
+        backends[_name_of(driver)] = (callers or shims)[0]["socket"]
+    # the shim of another vendor's driver that has no backend, if there is one of each
+    own_sockets = [driver["socket"] for driver in ours]
+    fronts = [shim["socket"] for shim in shims if shim["driver_socket"] not in own_sockets]
+    tables = [driver for driver in drivers if isinstance(driver, Mapping)]
+    open_ends = [
+        str(driver.get("name"))
+        for driver in tables
+        if "backend" not in driver and driver.get("name") not in backends
+    ]
+    if (len(open_ends), len(fronts)) == (1, 1):
+        backends[open_ends[0]] = fronts[0]
     served = [
         {"backend": backends[str(driver["name"])], **driver}
         if isinstance(driver, Mapping) and str(driver.get("name")) in backends
@@ -198,43 +216,9 @@ def _serving(
     return {**proxy, "drivers": tuple(served)}
 
 
-def _wrapped(
-    drivers: list[Any],
-    backends: Mapping[str, Any],
-    ours: list[dict[str, Any]],
-    shims: list[dict[str, Any]],
-) -> dict[str, Any]:
-    """The shim of another vendor's driver that has no backend, if there is one of each."""
-    own_sockets = [driver["socket"] for driver in ours]
-    fronts = [shim["socket"] for shim in shims if shim["driver_socket"] not in own_sockets]
-    open_ends = [
-        str(driver.get("name"))
-        for driver in drivers
-        if isinstance(driver, Mapping)
-        and "backend" not in driver
-        and driver.get("name") not in backends
-    ]
-    return {open_ends[0]: fronts[0]} if (len(open_ends), len(fronts)) == (1, 1) else {}
-
-
-def _front(driver: Mapping[str, Any], shims: list[dict[str, Any]]) -> Any:
-    """The socket of the shim that calls the driver; else of the first shim."""
-    callers = [shim for shim in shims if shim["driver_socket"] == driver["socket"]]
-    return (callers or shims)[0]["socket"]
-
-
 def _names(drivers: Any) -> dict[str, str]:
     """The CO's name of each driver, by the socket of its shim."""
     listed = drivers if isinstance(drivers, list | tuple) else ()
     tables = [driver for driver in listed if isinstance(driver, Mapping)]
     pairs = [(driver.get("backend"), driver.get("name")) for driver in tables]
     return {key: name for key, name in pairs if isinstance(key, str) and isinstance(name, str)}
-
-
-def _check_own(*parts: Any) -> None:
-    for part in parts:
-        misplaced = sorted(set(ProgramSettings.model_fields) & set(part or ()))
-        if misplaced:
-            raise ValueError(
-                f"{', '.join(misplaced)} is a setting of the process: write it above all tables"
-            )
