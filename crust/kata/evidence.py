@@ -86,11 +86,11 @@ class KataBuild(abc.ABC):
         """The numbers of the guest's kernel. Raises OSError and ValueError."""
 
 
+@dataclass(frozen=True)
 class Runtimes:
     """The runtimes of the node. The runtime that made a sandbox has a directory of it."""
 
-    def __init__(self, runtimes: Sequence[KataBuild]) -> None:
-        self._each = runtimes
+    _each: Sequence[KataBuild]
 
     def of(self, sandbox_id: str) -> KataBuild:
         """The runtime of a sandbox. Raises VmUnknown."""

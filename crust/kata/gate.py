@@ -174,7 +174,7 @@ class KataGate:
                 user_id = self.uses.of(digest, pod.id).container_id
                 attached.append((record, times[digest] - 1 + (user_id not in ("", container.id))))
             until_s = attempt.deadline_s - _GRANT_S
-            runtime.check_attachable(pod.id, sandbox.pid, attached, until_s)
+            runtime.check_attachable(pod.id, sandbox.process.pid, attached, until_s)
             sources = {mount.source: mount.record for mount in mounts}
             undo.callback(self._grants.grant(sandbox, sources, user, features))
             if attempt.decide():
@@ -191,7 +191,7 @@ class KataGate:
         sandbox = _sandbox(pod, runtime)
         with self._grants.adopted(sandbox, _records(mounts)) as claims:
             devices = {mount.destination: mount.record for mount in mounts}
-            runtime.check_mounted(sandbox.id, sandbox.pid, container.id, devices)
+            runtime.check_mounted(sandbox.id, sandbox.process.pid, container.id, devices)
             if not attempt.decide():
                 return
             self._grants.withdraw(sandbox.id, _user(container).__eq__)

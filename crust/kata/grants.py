@@ -48,16 +48,14 @@ class Sandbox:
     id: volumes.SandboxId
     process: Process
 
-    @property
-    def pid(self) -> int:
-        return self.process.pid
 
-
+@dataclass(eq=False)
 class Grants:
     """The claims of this node's Kata sandboxes, also of handlers that the settings do not name any more."""
 
-    def __init__(self, store: Store, sockets: Path, entries: entry.KataEntries) -> None:
-        self.store, self.sockets, self.entries = store, sockets, entries
+    store: Store
+    sockets: Path
+    entries: entry.KataEntries
 
     def socket(self, sandbox_id: str) -> Path:
         return self.sockets / f"{sandbox_id}{_SUFFIX}"
@@ -207,7 +205,7 @@ class Grants:
         # Kata gets no images
         blocks = [(record, claim) for record, claim in published if record.image is None]
         writers = [record.identity for record, _ in blocks if not record.readonly]
-        opened = openers.opened_by(sandbox.pid, writers) if writers else ()
+        opened = openers.opened_by(sandbox.process.pid, writers) if writers else ()
         used = []
         for record, claim in blocks:
             # an unpublish, or a claimant, looks at it
@@ -228,7 +226,7 @@ class Grants:
         """Those claims that the sandbox's keeper holds, adopted while the block runs."""
         adopted = list[Claim]()
         with contextlib.suppress(keepers.KeeperGone), self._connected(sandbox.id) as keeper:
-            held = keeper.counts if keeper.vm_pid == sandbox.pid else {}
+            held = keeper.counts if keeper.vm_pid == sandbox.process.pid else {}
             adopted = self._adopt(sandbox.id, [records[d] for d in records if d in held], keeper)
         with contextlib.ExitStack() as stack:
             for claim in adopted:

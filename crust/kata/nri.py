@@ -140,7 +140,8 @@ class _Session:
 
     async def answer_calls(self) -> None:
         registration = nri_pb2.RegisterPluginRequest(plugin_name=NAME, plugin_idx=INDEX)
-        self._send(mux.PLUGIN_CALLS, ttrpc.request(1, _RUNTIME, "RegisterPlugin", registration))
+        call = ttrpc.request(1, _RUNTIME, "RegisterPlugin", registration)
+        self._writer.write(mux.encode(mux.PLUGIN_CALLS, call))
         frames = mux.decoder()
         streams = {mux.ENGINE_CALLS: ttrpc.decoder(), mux.PLUGIN_CALLS: ttrpc.decoder()}
         try:
@@ -149,8 +150,8 @@ class _Session:
                     if connection in streams:
                         self._take(connection, streams[connection].feed(payload))
         finally:
-            for call in self._calls:
-                call.cancel()
+            for running in self._calls:
+                running.cancel()
             await asyncio.gather(*self._calls, return_exceptions=True)
 
     def _take(self, connection: int, messages: list[ttrpc.Frame]) -> None:
@@ -254,10 +255,7 @@ class _Session:
         return nri_pb2.ValidateContainerAdjustmentResponse()
 
     def _answer(self, stream: int, answer: Message | ttrpc.Failure) -> None:
-        self._send(mux.ENGINE_CALLS, ttrpc.response(stream, answer))
-
-    def _send(self, connection: int, data: bytes) -> None:
-        self._writer.write(mux.encode(connection, data))
+        self._writer.write(mux.encode(mux.ENGINE_CALLS, ttrpc.response(stream, answer)))
 
 
 async def _logged(work: Awaitable[None]) -> None:

@@ -92,7 +92,16 @@ class Configurations:
     def check_kata(self, handler: volumes.HandlerName) -> Installation:
         """Raise `KataUnfit` if the handler's installation must not get a volume; reads only changed files."""
         runtime = self._runtimes[handler]
-        stamp = _stamp(runtime)
+        files = _files(Path(runtime.configuration))
+        if runtime.shim:
+            files.append(Path(runtime.shim))
+        looks: list[tuple[str, int, int, int]] = []
+        for file in files:
+            seen = syscalls.translating(f"cannot look at {file}")
+            with seen, contextlib.suppress(FileNotFoundError):
+                status = os.stat(file)
+                looks.append((str(file), status.st_ino, status.st_mtime_ns, status.st_size))
+        stamp = tuple(looks)
         known_stamp, result = self._checked.get(handler, (None, None))
         if result is None or known_stamp != stamp:
             try:
@@ -311,14 +320,3 @@ def _merge(into: dict[str, Any], drop_in: dict[str, Any]) -> None:
             _merge(into[key], value)
         else:
             into[key] = value
-
-
-def _stamp(runtime: KataRuntime) -> Stamp:
-    stamp = []
-    shims = [Path(runtime.shim)] if runtime.shim else []
-    for file in _files(Path(runtime.configuration)) + shims:
-        looks = syscalls.translating(f"cannot look at {file}")
-        with looks, contextlib.suppress(FileNotFoundError):
-            status = os.stat(file)
-            stamp.append((str(file), status.st_ino, status.st_mtime_ns, status.st_size))
-    return tuple(stamp)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import crust
 from crust.core import errors, volumes
-from crust.core.supervised import supervised
+from crust.core.supervised import Health, supervised
 from crust.handoff.store import Store
 from crust.host import start_questions
 from crust.host.files import durable
@@ -57,7 +57,13 @@ async def running(settings: KataSettings) -> AsyncIterator[Daemon]:
     await workers.run(durable.make_directories, run_dir / "keepers", 0o700)
     async with starting(str(run_dir / "kata.lock")) as daemon, AsyncExitStack() as stack:
         enter = stack.enter_async_context
-        report = _reporting(daemon)
+        loop = asyncio.get_running_loop()
+
+        def report(part: str, problem: errors.CrustError | None) -> None:
+            # from any thread
+            told = partial(daemon.health.report, part, problem, is_fatal=False)
+            loop.call_soon_threadsafe(told)
+
         configurations = Configurations(settings.runtimes)
         requests = await workers.run(_requests, settings, configurations, report)
         store, entries = Store(settings.volumes_root), KataEntries(settings.kata_volumes)
@@ -73,11 +79,12 @@ async def running(settings: KataSettings) -> AsyncIterator[Daemon]:
         await enter(supervised("watch of keepers", watch.keep, daemon.health))
         await enter(supervised("placeholders", placeholders.keep, daemon.health))
         gate = KataGate(grants, runtimes, configurations, settings.default_runtime, report)
-        plugin = _Plugin(settings.nri_socket, gate, daemon)
-        await enter(supervised("NRI plugin", plugin.keep, daemon.health))
+        is_registered = asyncio.Event()
+        plugin = partial(_keep_plugin, settings.nri_socket, gate, daemon.health, is_registered)
+        await enter(supervised("NRI plugin", plugin, daemon.health))
         # an engine that is away must not keep the node's start waiting
         await enter(daemon.serves())
-        await plugin.is_registered.wait()
+        await is_registered.wait()
         kata_handler = KataHandler(
             store,
             runtimes,
@@ -89,17 +96,6 @@ async def running(settings: KataSettings) -> AsyncIterator[Daemon]:
             await enter(service.serving(request.endpoint, kata_handler))
             await enter(registration.Registration(settings.handlers_socket, request))
         yield daemon
-
-
-def _reporting(daemon: Daemon) -> Report:
-    """Report from any thread."""
-    loop = asyncio.get_running_loop()
-
-    def report(part: str, problem: errors.CrustError | None) -> None:
-        told = partial(daemon.health.report, part, problem, is_fatal=False)
-        loop.call_soon_threadsafe(told)
-
-    return report
 
 
 def _requests(
@@ -130,20 +126,18 @@ def _requests(
     return requests
 
 
-class _Plugin:
-    def __init__(self, socket: str, gate: nri.Gate, daemon: Daemon) -> None:
-        self._socket, self._gate, self._daemon = socket, gate, daemon
-        self.is_registered = asyncio.Event()
+async def _keep_plugin(
+    socket: str, gate: nri.Gate, health: Health, is_registered: asyncio.Event
+) -> None:
+    """Serve until cancelled. While the engine is away, this process reports a problem and goes on."""
 
-    async def keep(self) -> None:
-        """Serve until cancelled. While the engine is away, this process reports a problem and goes on."""
-        while True:
-            try:
-                await nri.serve(self._socket, self._gate, self._on_registered)
-            except errors.CrustError as error:
-                self._daemon.health.report("container engine", error, is_fatal=False)
-            await asyncio.sleep(_PAUSE_S)
+    def on_registered() -> None:
+        is_registered.set()
+        health.report("container engine", None, is_fatal=False)
 
-    def _on_registered(self) -> None:
-        self.is_registered.set()
-        self._daemon.health.report("container engine", None, is_fatal=False)
+    while True:
+        try:
+            await nri.serve(socket, gate, on_registered)
+        except errors.CrustError as error:
+            health.report("container engine", error, is_fatal=False)
+        await asyncio.sleep(_PAUSE_S)

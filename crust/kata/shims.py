@@ -48,8 +48,18 @@ class Shims:
                 continue
             self._forget(sandbox_id)
             self._ends[sandbox_id] = shim_of(sandbox_id)  # the ended one may only have started it
-            if self._ends[sandbox_id] is None:
-                self._report(sandbox_id, keeper.vm_pid)
+            if self._ends[sandbox_id] is not None:
+                continue
+            problem = orphaned(sandbox_id, keeper.vm_pid)
+            try:
+                self._grants.report_orphaned(volumes.SandboxId(sandbox_id), problem)
+            except (
+                errors.CrustError
+            ) as error:  # a later look tries again, unless the machine has ended by then
+                _log.warning("an orphaned sandbox is not reported yet", extra={"error": error})
+            else:
+                _log.error("a virtual machine goes on without its shim", extra={"error": problem})
+                self._gone_s[sandbox_id] = math.inf
 
     def close(self) -> None:
         for sandbox_id in list(self._ends):
@@ -59,17 +69,6 @@ class Shims:
         if (end := self._ends.pop(sandbox_id)) is not None:
             os.close(end)
         self._gone_s.pop(sandbox_id, None)
-
-    def _report(self, sandbox_id: str, vm_pid: int) -> None:
-        """Report it once; a later look tries again if that fails, unless the machine has ended by then."""
-        problem = orphaned(sandbox_id, vm_pid)
-        try:
-            self._grants.report_orphaned(volumes.SandboxId(sandbox_id), problem)
-        except errors.CrustError as error:
-            _log.warning("an orphaned sandbox is not reported yet", extra={"error": error})
-        else:
-            _log.error("a virtual machine goes on without its shim", extra={"error": problem})
-            self._gone_s[sandbox_id] = math.inf
 
 
 def orphaned(sandbox_id: str, vm_pid: int) -> errors.CrustError:

@@ -36,11 +36,11 @@ class _Sample:
     at_s: float
 
 
+@dataclass(eq=False)
 class Uses:
     """The mounts of containers that run now, by the digest of the volume's target. For several threads."""
 
-    def __init__(self) -> None:
-        self._by_digest: dict[str, Use] = {}
+    _by_digest: dict[str, Use] = field(default_factory=dict)
 
     def started(self, digest: str, use: Use) -> None:
         """A container has the volume from now on; of several containers the last one is remembered."""

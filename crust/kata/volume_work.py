@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from functools import partial
 
 from crust.core import errors
@@ -19,25 +20,25 @@ from crust.host.process import workers
 _log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class Attempt:
     """Whether the work of a call counts: its thread commits it, or its caller gave up before.
 
     `deadline_s` is the caller's, of time.monotonic().
     """
 
-    def __init__(self, deadline_s: float) -> None:
-        self.deadline_s = deadline_s
-        self._undecided = threading.Lock()
+    deadline_s: float
+    _undecided: threading.Lock = field(default_factory=threading.Lock)
 
     def decide(self) -> bool:
         """Called by both: False if the other one was first. A thread must undo its steps then."""
         return self._undecided.acquire(blocking=False)
 
 
+@dataclass(eq=False)
 class VolumeWork:
-    def __init__(self) -> None:
-        self._running: dict[str, str] = {}
-        """The container whose call works on the volume, by the name of its entry."""
+    _running: dict[str, str] = field(default_factory=dict)
+    """The container whose call works on the volume, by the name of its entry."""
 
     async def run(
         self,
