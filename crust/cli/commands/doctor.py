@@ -20,7 +20,7 @@ def command(run_dir: str, form: Format, only: tuple[str, ...]) -> None:
     import asyncio
 
     from crust.cli.doctor import examine
-    from crust.cli.doctor.checks import CHECKS
+    from crust.cli.doctor.node import CHECKS
     from crust.inspection import screen
 
     unknown = [name for name in only if name not in CHECKS]

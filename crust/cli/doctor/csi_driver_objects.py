@@ -10,15 +10,14 @@ from collections.abc import Iterator
 
 import grpc
 
-from crust.cli.doctor.checks import doctor_check
 from crust.cli.doctor.finding import Finding, error, ok, warning
-from crust.cli.doctor.node import Mismatches, Node
+from crust.cli.doctor.node import Mismatches, Node, doctor_check
 from crust.core import deferral_keys
 from crust.core.deferral_keys import Defer
 from crust.core.settings import OWN_DRIVER
 from crust.kubernetes_api.api import KubernetesApi, client
 from crust.kubernetes_api.objects import CSIDriver
-from crust.proxy.settings import KubernetesSettings, ProxySettings, ServedDriver
+from crust.proxy.settings import ProxySettings, ServedDriver
 from crust.rpc.port import Port, SocketPort, stub
 from crust.rpc.status import PeerStatus
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
@@ -35,24 +34,20 @@ def fits_the_settings(node: Node) -> Iterator[Finding]:
     settings = node.proxy_settings()
     if settings is None or settings.kubernetes is None or node.csi_driver_mismatches is None:
         return
-    for name, mismatches in node.csi_driver_mismatches(settings).items():
-        yield from mismatches or [ok(f"CSIDriver {name} goes with the settings")]
+    for name, found in asyncio.run(node.csi_driver_mismatches(settings)).items():
+        yield from found or [ok(f"CSIDriver {name} goes with the settings")]
 
 
-def mismatches(settings: ProxySettings) -> Mismatches:
-    """Ask the Kubernetes API and the drivers. Raises `KubernetesApiUnavailable`. Blocks."""
+async def mismatches(settings: ProxySettings) -> Mismatches:
+    """Ask the Kubernetes API and the drivers. Raises `KubernetesApiUnavailable`."""
     assert settings.kubernetes is not None
-    return asyncio.run(_mismatches(settings, settings.kubernetes))
-
-
-async def _mismatches(settings: ProxySettings, kubernetes: KubernetesSettings) -> Mismatches:
-    api = client(kubernetes.kubeconfig)
+    api = client(settings.kubernetes.kubeconfig)
     try:
-        mismatches = {}
+        found = {}
         for served in settings.drivers:
             async with SocketPort(served.socket) as driver:
-                mismatches[served.name] = await of_driver(api, served, driver)
-        return mismatches
+                found[served.name] = await of_driver(api, served, driver)
+        return found
     finally:
         await api.close()
 

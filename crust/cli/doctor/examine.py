@@ -8,9 +8,8 @@ from pathlib import Path
 from rich.text import Text
 
 from crust.cli.doctor import csi_driver_objects, daemons, host, kata, kubelet, pod
-from crust.cli.doctor.checks import CHECKS
 from crust.cli.doctor.finding import Finding, Level, error
-from crust.cli.doctor.node import Node
+from crust.cli.doctor.node import CHECKS, Node
 from crust.core import errors
 from crust.core.printable import printable
 from crust.host.mounts import propagation
@@ -33,7 +32,21 @@ _COLUMNS = (
 
 async def examine(run_dir: str, only: Iterable[str] = ()) -> show.Shown:
     """Run all checks on this node, or the named ones."""
-    return shown(await workers.run(findings, await _node(run_dir), tuple(only)))
+    answered: ProxyAnswer | errors.CrustError
+    try:
+        async with daemon_calls.inspecting(run_dir) as stub:
+            answered = await show.everything(stub)
+    except errors.CrustError as problem:
+        answered = problem
+    node = Node(
+        run_dir=run_dir,
+        proxy=answered,
+        check_propagation=lambda path: propagation.check_propagation((path,)),
+        csi_driver_mismatches=csi_driver_objects.mismatches,
+        is_pod="KUBERNETES_SERVICE_HOST" in os.environ,  # of every container, by its kubelet
+        host_root=Path("/proc/1/root") if propagation.host_is_visible() else None,
+    )
+    return shown(await workers.run(findings, node, tuple(only)))
 
 
 def findings(node: Node, only: tuple[str, ...] = ()) -> tuple[Finding, ...]:
@@ -57,35 +70,16 @@ def shown(results: tuple[Finding, ...]) -> show.Shown:
     def table(wide: bool) -> Text:  # noqa: FBT001 - one flag, and its caller is `Shown`
         if wide:
             return output.table(_COLUMNS, results, wide=True)
-        return Text("\n").join(_sentence(finding) for finding in results)
+        lines = []
+        for finding in results:
+            level = finding.level.value
+            line = Text.assemble((f"{level:<8}", _STYLES[level]), f"{finding.check}: ")
+            line.append(printable(finding.what))
+            for title, text in (("why", finding.why), ("do", finding.todo)):
+                if text:
+                    line.append(f"\n{'':<8}{title}: {printable(text)}")
+            lines.append(line)
+        return Text("\n").join(lines)
 
     names = tuple(dict.fromkeys(finding.check for finding in bad))
     return show.Shown({"healthy": not bad, "findings": results}, names, table, healthy=not bad)
-
-
-def _sentence(finding: Finding) -> Text:
-    level = finding.level.value
-    line = Text.assemble((f"{level:<8}", _STYLES[level]), f"{finding.check}: ")
-    line.append(printable(finding.what))
-    for title, text in (("why", finding.why), ("do", finding.todo)):
-        if text:
-            line.append(f"\n{'':<8}{title}: {printable(text)}")
-    return line
-
-
-async def _node(run_dir: str) -> Node:
-    answered: ProxyAnswer | errors.CrustError
-    try:
-        async with daemon_calls.inspecting(run_dir) as stub:
-            answered = await show.everything(stub)
-    except errors.CrustError as problem:
-        answered = problem
-    return Node(
-        root=Path("/"),
-        run_dir=run_dir,
-        proxy=answered,
-        check_propagation=lambda path: propagation.check_propagation((path,)),
-        csi_driver_mismatches=csi_driver_objects.mismatches,
-        is_pod="KUBERNETES_SERVICE_HOST" in os.environ,  # of every container, by its kubelet
-        host_root=Path("/proc/1/root") if propagation.host_is_visible() else None,
-    )

@@ -3,9 +3,8 @@
 from collections.abc import Iterator
 from functools import partial
 
-from crust.cli.doctor.checks import doctor_check
 from crust.cli.doctor.finding import Finding, error, ok, tried, warning
-from crust.cli.doctor.node import Node
+from crust.cli.doctor.node import Node, doctor_check
 from crust.core.settings import OWN_DRIVER
 
 

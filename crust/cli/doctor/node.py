@@ -1,10 +1,14 @@
-"""The subject of the checks: a node's files below a root directory, its settings, and the proxy's answer."""
+"""The subject of the checks: a node's files below a root directory, its settings, and the proxy's answer.
+
+Each check is a function of a node, registered under its name.
+"""
 
 import os
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from crust.blockdriver.settings import DriverSettings
 from crust.cli.doctor.finding import Finding
@@ -63,8 +67,8 @@ class Node:
     """Raises the problem of the mounts below a directory; None: they are not checked."""
     has_seals: Callable[[Path], bool] = sealed.is_offered
     """Whether the filesystem of a directory has the immutable attribute."""
-    csi_driver_mismatches: Callable[[ProxySettings], Mismatches] | None = None
-    """The mismatches of the cluster's CSIDriver objects and the settings; None: they are not checked. Blocks."""
+    csi_driver_mismatches: Callable[[ProxySettings], Coroutine[Any, Any, Mismatches]] | None = None
+    """The mismatches of the cluster's CSIDriver objects and the settings; None: they are not checked."""
     is_pod: bool = False
     """Whether this command runs in a container of Kubernetes."""
     host_root: Path | None = None
@@ -165,3 +169,18 @@ class Node:
         """The directories that have targets."""
         settings = self.proxy_settings()
         return settings.target_roots if settings else ("/var/lib/kubelet",)
+
+
+DoctorCheck = Callable[[Node], Iterator[Finding]]
+
+CHECKS: dict[str, DoctorCheck] = {}
+"""The checks by name, in the order in which they run."""
+
+
+def doctor_check(name: str) -> Callable[[DoctorCheck], DoctorCheck]:
+
+    def register(function: DoctorCheck) -> DoctorCheck:
+        CHECKS[name] = function
+        return function
+
+    return register

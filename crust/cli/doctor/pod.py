@@ -3,9 +3,8 @@
 from collections.abc import Iterator
 
 from crust.blockdriver.settings import LOCAL_ENGINES
-from crust.cli.doctor.checks import doctor_check
 from crust.cli.doctor.finding import Finding, error, ok
-from crust.cli.doctor.node import Node
+from crust.cli.doctor.node import Node, doctor_check
 from crust.host.mounts import mountinfo
 from crust.node.settings import NodeSettings
 

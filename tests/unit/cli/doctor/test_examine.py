@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from crust.cli.doctor.checks import CHECKS
 from crust.cli.doctor.finding import Finding, Level
-from crust.cli.doctor.node import Node
+from crust.cli.doctor.node import CHECKS, Node
 from tests.support.faults import lies
 from tests.support.nodes.commands import invoked
 from tests.support.nodes.examined_node import bad, found, write
