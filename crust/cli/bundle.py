@@ -140,18 +140,15 @@ async def _files(places: NodeFiles, missing: list[str]) -> AsyncIterator[tuple[s
                 missing.append(f"{path}: {daemon_calls.reason(err)}")
                 continue
             yield f"{into}/{path.relative_to(root)}", data
-            named = _pools_in(path, data, missing) if into == "settings" else set()
+            if into != "settings":
+                continue
+            try:
+                named = _state_dirs(tomllib.loads(data.decode(errors="replace")))
+            except tomllib.TOMLDecodeError as err:
+                missing.append(f"the pools that {path} names: {err}")
+                continue
             for pool in sorted(named - {root for root, *_ in wanted}):
                 wanted += _of_pool(pool, f"pools/{pool.strip('/')}")
-
-
-def _pools_in(path: Path, settings: bytes, missing: list[str]) -> set[str]:
-    """The directories of the pools that a file of settings names."""
-    try:
-        return _state_dirs(tomllib.loads(settings.decode(errors="replace")))
-    except tomllib.TOMLDecodeError as err:
-        missing.append(f"the pools that {path} names: {err}")
-        return set()
 
 
 def _of_pool(state_dir: str, into: str) -> list[tuple[str, str, str]]:

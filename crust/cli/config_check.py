@@ -74,18 +74,15 @@ def rows_in(program: str, text: str, path: str, environ: Mapping[str, str]) -> I
         if is_of_part and last in ProgramSettings.model_fields:
             continue  # a part of crust node has no such settings
         shown = credentials.hidden(f"{name}={value}").removeprefix(f"{name}=")
-        yield Setting(program, name, shown, _source(name, written_names, path, environ))
-
-
-def _source(name: str, written_names: set[str], path: str, environ: Mapping[str, str]) -> str:
-    variable = f"{loading.ENVIRONMENT_PREFIX}{name.partition('.')[0].partition('[')[0].upper()}"
-    if variable in environ:
-        return f"${variable}"
-    if name.endswith("socket") and environ.get("CSI_ENDPOINT") and name not in written_names:
-        return "$CSI_ENDPOINT, or default"
-    # a list may be written as one table: shim, shim[0]
-    is_written = name in written_names or name.replace("[0]", "", 1) in written_names
-    return path if is_written else "default"
+        variable = f"{loading.ENVIRONMENT_PREFIX}{name.partition('.')[0].partition('[')[0].upper()}"
+        # a list may be written as one table: shim, shim[0]
+        is_written = name in written_names or name.replace("[0]", "", 1) in written_names
+        source = path if is_written else "default"
+        if variable in environ:
+            source = f"${variable}"
+        elif name.endswith("socket") and environ.get("CSI_ENDPOINT") and name not in written_names:
+            source = "$CSI_ENDPOINT, or default"
+        yield Setting(program, name, shown, source)
 
 
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:

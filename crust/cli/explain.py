@@ -33,35 +33,34 @@ class Page:
     retried_by: str
     advice: str
 
-    def text(self) -> str:
-        paragraphs = (
-            ("what happened", self.happened),
-            ("gRPC code", self.code),
-            ("kind", self.kind),
-            ("who retries", self.retried_by),
-            ("what to do", self.advice),
-        )
-        lines = [
-            textwrap.fill(text, 100, initial_indent=f"  {title:<14}", subsequent_indent=" " * 16)
-            for title, text in paragraphs
-            if text
-        ]
-        return "\n".join([f"[{self.name}]", "", *lines])
-
 
 def print_page(name: str) -> None:
     """Print the page of the error `name`, in any case, with or without brackets.
 
     Raises click.UsageError for a name that no error has.
     """
-    every = (*pages(errors.TABLE), *foreign_pages(errors.TABLE))
-    pages_by_name = {page.name.lower(): page for page in every}
+    pages_by_name = {page.name.lower(): page for page in pages(errors.TABLE)}
+    # what other programs say because of crust: a page for each name of a row
+    for row in filter(None, map(_OTHER.fullmatch, errors.TABLE.partition(_OTHERS)[2].splitlines())):
+        for text in re.findall(r"[`\"]([^`\"]+)[`\"]", row[1]):
+            pages_by_name[text.lower()] = Page(text, row[2], "", "", "", row[3])
     key = name.strip("[]").lower()
     if key not in pages_by_name:
         near = difflib.get_close_matches(key, pages_by_name, n=1)
         suggestion = f": did you mean {pages_by_name[near[0]].name}?" if near else ""
         raise click.UsageError(f"no error of crust is called {name!r}{suggestion}")
-    click.echo(pages_by_name[key].text())
+    page = pages_by_name[key]
+    click.echo(f"[{page.name}]\n")
+    for title, text in (
+        ("what happened", page.happened),
+        ("gRPC code", page.code),
+        ("kind", page.kind),
+        ("who retries", page.retried_by),
+        ("what to do", page.advice),
+    ):
+        if text:
+            first, further = f"  {title:<14}", " " * 16
+            click.echo(textwrap.fill(text, 100, initial_indent=first, subsequent_indent=further))
 
 
 def pages(table: str) -> Iterator[Page]:
@@ -83,10 +82,3 @@ def pages(table: str) -> Iterator[Page]:
         for row in filter(None, map(_ROW.fullmatch, lines[4:])):
             happened, advice = (cell.replace("\\|", "|") for cell in row.group(2, 3))
             yield Page(row[1], happened, branch[2], kind, retry[1], advice or retry[2])
-
-
-def foreign_pages(table: str) -> Iterator[Page]:
-    """The messages of other programs because of crust: a page for each name of a row."""
-    for row in filter(None, map(_OTHER.fullmatch, table.partition(_OTHERS)[2].splitlines())):
-        for name in re.findall(r"[`\"]([^`\"]+)[`\"]", row[1]):
-            yield Page(name, row[2], "", "", "", row[3])

@@ -227,18 +227,14 @@ def uninstall(root: Path, source: Path, systemctl: Systemctl, say: Report) -> No
         durable.remove(link)
         say(f"/{COMMAND}: removed")
     _reload(systemctl, say)
-    _remove_groups(root)
-    say(
-        "kept: /etc/crust, /var/lib/crust (the volumes!) and /run/crust; remove them by hand if no longer needed"
-    )
-
-
-def _remove_groups(root: Path) -> None:
-    """Remove the control groups of keepers, unless virtual machines run."""
+    # the control groups of keepers, unless virtual machines run
     for hierarchy in keeper.HIERARCHIES:
         group = root / f"sys/fs/cgroup{hierarchy}/system.slice/{keeper.GROUP}"
         if listing.exists(group) and not syscalls.read_whole(f"{group}/cgroup.procs"):
             group.rmdir()
+    say(
+        "kept: /etc/crust, /var/lib/crust (the volumes!) and /run/crust; remove them by hand if no longer needed"
+    )
 
 
 def run_install() -> None:

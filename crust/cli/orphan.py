@@ -16,7 +16,6 @@ from crust.core.printable import printable
 from crust.handoff import claims, layout
 from crust.host import answers
 from crust.host.process import arguments, open_files, processes, workers
-from crust.host.process.processes import Process
 from crust.inspection import daemon_calls, show, views
 from crust.kata import shims
 
@@ -59,32 +58,28 @@ def ended(row: views.VolumeRow) -> str:
 
 def _end(run_dir: str, row: views.VolumeRow, is_confirmed: bool) -> None:  # noqa: FBT001 - of a thread
     paths = layout.Layout(f"{run_dir}/volumes").entry(row.entry)
-    with processes.holding(_process(paths, row)) as pidfd:
+    claim, pid = claims.read(paths), row.claimed_by_pid
+    named = claim.process if claim is not None else None
+    # as claim.json names it, else the one that has its number now, which `_prove` looks at
+    process = named or answers.seen(processes.of(pid))
+    if process is None or process.pid != pid:
+        raise _ended(row)
+    with processes.holding(process) as pidfd:
         if pidfd is None:
             raise _ended(row)
         _prove(paths, row)
         if not is_confirmed:
-            click.confirm(question(row, arguments.command_of(row.claimed_by_pid)), abort=True)
+            click.confirm(question(row, arguments.command_of(pid)), abort=True)
             _prove(paths, row)
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         has_ended = bool(select.select([pidfd], [], [], _END_S)[0])
     if not (has_ended and _is_freed(paths)):
         raise errors.PeerUnavailable.named(
             "OrphanLives",
-            f"process {row.claimed_by_pid} was killed, and the volume {row.volume_id} is not free",
+            f"process {pid} was killed, and the volume {row.volume_id} is not free",
             why="its claim is held still" if has_ended else "the kernel has not ended it yet",
         )
     click.echo(printable(ended(row)))
-
-
-def _process(paths: layout.EntryPaths, row: views.VolumeRow) -> Process:
-    """The claim's process as claim.json names it, else the one that has its number now, which `_prove` looks at."""
-    claim = claims.read(paths)
-    named = claim.process if claim is not None else None
-    process = named or answers.seen(processes.of(row.claimed_by_pid))
-    if process is None or process.pid != row.claimed_by_pid:
-        raise _ended(row)
-    return process
 
 
 def _ended(row: views.VolumeRow) -> errors.CrustError:

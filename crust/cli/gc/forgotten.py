@@ -12,6 +12,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,7 +88,11 @@ def _raw(root: str) -> Iterator[ForgottenPublish]:
         if volumes.is_private(f"{base}/publish/{pv}") or not _UID.fullmatch(uid):
             continue
         data = f"{base}/{pv}/data/vol_data.json"
-        driver, volume_id = _volume(data)
+        driver = volume_id = ""
+        unnamed = suppress(FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError)
+        with syscalls.translating(f"cannot read {data}"), unnamed:
+            content = json.loads(Path(data).read_text(encoding="utf-8"))
+            driver, volume_id = str(content["driverName"]), str(content["volumeHandle"])
         yield ForgottenPublish(
             kind="raw volume",
             driver=driver,
@@ -111,12 +116,3 @@ def other_pods(publish: ForgottenPublish) -> tuple[str, ...]:
 def _names(directory: str) -> list[str]:
     with syscalls.translating(f"cannot list {directory}"):
         return syscalls.names_in(directory)
-
-
-def _volume(data: str) -> tuple[str, str]:
-    with syscalls.translating(f"cannot read {data}"):
-        try:
-            content = json.loads(Path(data).read_text(encoding="utf-8"))
-            return str(content["driverName"]), str(content["volumeHandle"])
-        except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
-            return "", ""

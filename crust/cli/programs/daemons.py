@@ -9,8 +9,8 @@ import resource
 import signal
 import sys
 import tomllib
-from collections.abc import Awaitable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,6 @@ from crust.cli.programs import PROGRAMS, STOP_S
 from crust.core import errors, logs
 
 if TYPE_CHECKING:  # pydantic takes a third of the time of a short command
-    from crust.blockdriver.settings import DriverSettings
     from crust.core.settings.program import ProgramSettings
 
 _log = logging.getLogger(__name__)
@@ -32,26 +31,18 @@ CONFIG_DIR = Path("/etc/crust")
 """Its `<program>.toml` is read without --config."""
 
 
-@contextmanager
-def _loading() -> Iterator[None]:
-    """Exclude the modules that the block imports from garbage collection. They are never garbage, and searching them
-    would take a tenth of the start, and a part of each later collection.
-    """
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
-
-
 def serve(program: str, flags: dict[str, Any]) -> None:
     """Load the settings, then run until a signal, and `stop_s` of the program longer at most.
 
     Raises `InvalidSettings`; exits 1 for a failed start, and 2 if the daemon refuses its settings.
     """
-    with _loading():
+    # Modules are never garbage: searching them would take a tenth of the start, and a part of each later collection.
+    gc.disable()
+    try:
         run = pkgutil.resolve_name(PROGRAMS[program].run)
+    finally:
+        gc.freeze()
+        gc.enable()
     loaded = settings_of(program, flags)
     # here, because prometheus_client would slow down `crust status`
     from crust.cli.programs import monitoring
@@ -144,23 +135,8 @@ def make_pool(name: str, flags: dict[str, Any]) -> None:
     `driver` if it is a part of `crust node`. The pool is the same, so either file is read here.
     """
     from crust.blockdriver.engines import files
-    from crust.core.settings.loading import InvalidSettings
-
-    by_pool = _driver_settings(flags).by_pool()
-    if name not in by_pool:
-        why = f"its settings have no pool {name}, but {', '.join(by_pool)}"
-        raise InvalidSettings("driver init-pool", why)
-    settings = by_pool[name]
-    pool = files.engine(settings.state_dir, settings.pool_id_file, create=True).home
-    pool.open()
-    click.echo(pool.ids.pool_id)
-    pool.let_go()
-
-
-def _driver_settings(flags: dict[str, Any]) -> "DriverSettings":
-    """The settings of the file that --config names, else of the installed one; flags are stronger."""
     from crust.blockdriver.settings import LOCAL_ENGINES, DriverSettings
-    from crust.core.settings import loading
+    from crust.core.settings.loading import InvalidSettings
     from crust.node.settings import NodeSettings
 
     config = flags.pop("config", None) or installed("driver") or installed("node")
@@ -175,14 +151,22 @@ def _driver_settings(flags: dict[str, Any]) -> "DriverSettings":
         assert isinstance(node, NodeSettings)
         local = [driver for driver in node.driver if driver.engine in LOCAL_ENGINES]
         if len(local) != 1:
-            raise loading.InvalidSettings(
+            raise InvalidSettings(
                 "driver init-pool",
                 f"{config} is of a node with {len(local)} drivers that have a pool of the node, and one is needed",
             )
         toml, environ, defaults = "", {}, local[0].model_dump()
     settings = load("driver", toml, environ=environ, flags=flags, **defaults)
     assert isinstance(settings, DriverSettings)
-    return settings
+    by_pool = settings.by_pool()
+    if name not in by_pool:
+        why = f"its settings have no pool {name}, but {', '.join(by_pool)}"
+        raise InvalidSettings("driver init-pool", why)
+    own = by_pool[name]
+    pool = files.engine(own.state_dir, own.pool_id_file, create=True).home
+    pool.open()
+    click.echo(pool.ids.pool_id)
+    pool.let_go()
 
 
 async def until_signal(work: Awaitable[None], stop_s: float = STOP_S) -> None:

@@ -22,6 +22,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import prometheus_client
@@ -46,12 +47,12 @@ PAGE_S = 1.0
 _OPEN = "application/openmetrics-text"
 
 
+@dataclass(eq=False)
 class _Monitor:
     """Asks the daemon of this process, in its loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._daemon: daemon.Daemon | None = None
+    _loop: asyncio.AbstractEventLoop
+    _daemon: daemon.Daemon | None = None
 
     def set_daemon(self, started: daemon.Daemon) -> None:
         self._daemon = started
@@ -86,36 +87,30 @@ class _Monitor:
             ) from None
 
 
-class _Page:
-    """The text of the metrics, rendered once in `PAGE_S` for each of two formats, however many clients read it.
-
-    A client chooses between the formats alone: versions and escapings of its choice would be texts without a bound.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._texts: dict[str, tuple[float, bytes]] = {}
-
-    def answer(self, accept: str) -> tuple[bytes, str]:
-        """The text and its type. Clients that come while it is rendered wait for it."""
-        encode, kind = exposition.choose_encoder(_OPEN if _OPEN in accept else "")
-        with self._lock:
-            rendered_s, text = self._texts.get(kind, (-math.inf, b""))
-            if time.monotonic() - rendered_s >= PAGE_S:
-                text = encode(prometheus_client.REGISTRY)
-                self._texts[kind] = time.monotonic(), text
-            return text, kind
-
-
 class _Server(http.server.ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, host: str, port: int, monitor: _Monitor) -> None:
         self.address_family = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
         self.monitor = monitor
-        self.page = _Page()
+        self._rendering = threading.Lock()
+        self._texts: dict[str, tuple[float, bytes]] = {}
         self._connected: deque[socket.socket] = deque()
         super().__init__((host, port), _Answers)
+
+    def metrics(self, accept: str) -> tuple[bytes, str]:
+        """The text and its type, rendered once in `PAGE_S` for each of two formats, however many clients read it.
+
+        A client chooses between the formats alone: versions and escapings of its choice would be texts without a
+        bound. Clients that come while it is rendered wait for it.
+        """
+        encode, kind = exposition.choose_encoder(_OPEN if _OPEN in accept else "")
+        with self._rendering:
+            rendered_s, text = self._texts.get(kind, (-math.inf, b""))
+            if time.monotonic() - rendered_s >= PAGE_S:
+                text = encode(prometheus_client.REGISTRY)
+                self._texts[kind] = time.monotonic(), text
+            return text, kind
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Close the oldest connection if there are too many, which ends its thread. Only `serve_forever` calls it."""
@@ -142,7 +137,7 @@ class _Answers(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
         if path == "/metrics":
-            self._send(200, *self.server.page.answer(self.headers.get("Accept", "")))
+            self._send(200, *self.server.metrics(self.headers.get("Accept", "")))
         elif path == "/healthz":
             self._answer(self.server.monitor.check_health)
         elif path == "/readyz":
