@@ -73,7 +73,10 @@ def _end(run_dir: str, row: views.VolumeRow, is_confirmed: bool) -> None:  # noq
             _prove(paths, row)
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         has_ended = bool(select.select([pidfd], [], [], _END_S)[0])
-    if not (has_ended and _is_freed(paths)):
+    is_held, until_s = True, time.monotonic() + _FREE_S  # the time that a keeper needs
+    while has_ended and (is_held := claims.is_held(paths)) and time.monotonic() < until_s:
+        time.sleep(_AGAIN_S)
+    if is_held:
         raise errors.PeerUnavailable.named(
             "OrphanLives",
             f"process {pid} was killed, and the volume {row.volume_id} is not free",
@@ -106,13 +109,3 @@ def _prove(paths: layout.EntryPaths, row: views.VolumeRow) -> None:
         raise errors.NotReady.named(
             "OrphanNotProven", f"process {pid} is not ended for the volume {row.volume_id}", why=why
         )
-
-
-def _is_freed(paths: layout.EntryPaths) -> bool:
-    """Whether the claim ends within the time that a keeper needs."""
-    until = time.monotonic() + _FREE_S
-    while claims.is_held(paths):
-        if time.monotonic() > until:
-            return False
-        time.sleep(_AGAIN_S)
-    return True

@@ -41,6 +41,8 @@ CALL_S = 120.0
 _STAGES = csi_pb2.NodeServiceCapability.RPC.STAGE_UNSTAGE_VOLUME
 _ATTACHES = csi_pb2.ControllerServiceCapability.RPC.PUBLISH_UNPUBLISH_VOLUME
 _UNDO_ATTEMPTS = 10
+_ENDING = (signal.SIGTERM, signal.SIGHUP)
+"""They end the steps as Ctrl-C does."""
 _STAGED, _NOTE = "plugins/kubernetes.io/csi", "crust-try.json"
 _NOTE_MAX_BYTES = 65536
 Show = Callable[[str], None]
@@ -88,19 +90,6 @@ def locked(note: str | os.PathLike[str]) -> Iterator[None]:
                 "TrialRuns", f"{note} is not undone", why="the `crust try` that wrote it runs"
             )
         yield
-
-
-def request_of(note: Path) -> TrialRequest:
-    """The note's request. Blocks. Raises `TrialNoteUnreadable`, and an error if the file cannot be read."""
-    data = durable.read(note, limit_bytes=_NOTE_MAX_BYTES)
-    try:
-        return TrialRequest.model_validate_json(data)
-    except pydantic.ValidationError as error:
-        raise errors.Corrupt.named(
-            "TrialNoteUnreadable",
-            f"the note {note} cannot be read",
-            why=f"it is not the note of a `crust try`: {error.error_count()} errors",
-        ) from error
 
 
 @dataclass
@@ -331,40 +320,39 @@ async def try_publish(run_dir: str, request: TrialRequest) -> int:
 
 async def _run_and_undo(trial: Trial) -> int:
     failure: errors.CrustError | None = None
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
+    assert task is not None, "a coroutine runs in a task"
     try:
-        with _ended_by(signal.SIGTERM, signal.SIGHUP):
-            await trial.run_steps()
+        for number in _ENDING:
+            loop.add_signal_handler(number, task.cancel)
+        await trial.run_steps()
     except errors.CrustError as error:
         refusals.tell(error)
         failure = error
     finally:
+        for number in _ENDING:  # from now on ignored
+            loop.add_signal_handler(number, lambda: None)
         remaining = await trial.undo_steps()
         for sentence in remaining:
             refusals.tell(f"not removed: {sentence}")
     return 1 if failure or remaining else 0
 
 
-@contextlib.contextmanager
-def _ended_by(*signals: signal.Signals) -> Iterator[None]:
-    """The signals end the block as Ctrl-C does. After the block, while the steps are undone, they are ignored."""
-    task, loop = asyncio.current_task(), asyncio.get_running_loop()
-    assert task is not None, "a coroutine runs in a task"
-    for number in signals:
-        loop.add_signal_handler(number, task.cancel)
-    try:
-        yield
-    finally:
-        for number in signals:
-            loop.add_signal_handler(number, lambda: None)
-
-
 async def undo(note: Path, inspect: daemon_calls.Stub) -> tuple[str, ...]:
     """Undo the trial of a note, whose command was killed; returns a sentence for each remaining step.
 
-    Raises as `locked` and `request_of`, and the driver's refusal.
+    Raises `TrialNoteUnreadable`, as `locked`, the driver's refusal, and an error if the note cannot be read.
     """
     with locked(note):
-        request = await workers.run(request_of, note)
+        data = await workers.run(durable.read, note, limit_bytes=_NOTE_MAX_BYTES)
+        try:
+            request = TrialRequest.model_validate_json(data)
+        except pydantic.ValidationError as error:
+            raise errors.Corrupt.named(
+                "TrialNoteUnreadable",
+                f"the note {note} cannot be read",
+                why=f"it is not the note of a `crust try`: {error.error_count()} errors",
+            ) from error
         sockets = {driver.name: driver.socket for driver in await daemon_calls.drivers(inspect)}
         if request.driver not in sockets:
             return (f"the proxy serves no driver {request.driver}",)

@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from crust.cli.programs import PROGRAMS
-from crust.cli.programs.flags import CONFIG, Daemon, DaemonGroup, serve
+from crust.cli.programs.flags import CONFIG, Daemon, DaemonGroup
 
 
 @click.group(
@@ -20,14 +20,13 @@ from crust.cli.programs.flags import CONFIG, Daemon, DaemonGroup, serve
 def command(context: click.Context, /, **flags: Any) -> None:
     """`crust driver`, and the command for its pool."""
     if context.invoked_subcommand is None:
-        serve("driver", flags)
+        from crust.cli.programs import daemons
+
+        daemons.serve("driver", flags)
 
 
 @command.command(
-    "init-pool",
-    cls=Daemon,
-    model=PROGRAMS["driver"].model,
-    only=("state_dir", "pool_id_file"),
+    "init-pool", cls=Daemon, model=PROGRAMS["driver"].model, only=("state_dir", "pool_id_file")
 )
 @CONFIG
 @click.option("--pool", default="default", help="One of the settings' further pools, by its name.")

@@ -47,7 +47,15 @@ def _of_values(settings: NodeSettings) -> Iterator[Finding]:
 
 def _of_paths(node: Node, settings: NodeSettings) -> Iterator[Finding]:
     mounts = mountinfo.parse(node.at("/proc/self/mountinfo").read_bytes())
-    for path in sorted(set(_paths(settings))):
+    proxy = settings.proxy
+    paths = {proxy.run_dir, proxy.volumes_root, *proxy.target_roots}
+    paths |= {driver.socket for driver in proxy.drivers}
+    paths |= {shim.driver_socket for shim in settings.shim}
+    for driver in settings.driver:
+        paths.add(driver.run_dir)
+        for pool in driver.by_pool().values() if driver.engine in LOCAL_ENGINES else ():
+            paths |= {pool.state_dir, pool.pool_id_file}
+    for path in sorted(filter(None, paths)):
         above = [mount for mount in mounts if f"{path}/".startswith(f"{mount.target.rstrip('/')}/")]
         holding = max(above, key=lambda mount: len(mount.target))
         if holding.target == "/" or _EMPTY_DIR in holding.root:
@@ -56,15 +64,3 @@ def _of_paths(node: Node, settings: NodeSettings) -> Iterator[Finding]:
                 "what crust keeps there is gone with the pod",
                 "mount a hostPath there, or name a path below one in the settings",
             )
-
-
-def _paths(settings: NodeSettings) -> Iterator[str]:
-    proxy = settings.proxy
-    yield from (proxy.run_dir, proxy.volumes_root, *proxy.target_roots)
-    yield from (driver.socket for driver in proxy.drivers)
-    yield from (shim.driver_socket for shim in settings.shim)
-    for driver in settings.driver:
-        yield driver.run_dir
-        for pool in driver.by_pool().values() if driver.engine in LOCAL_ENGINES else ():
-            yield pool.state_dir
-            yield from filter(None, (pool.pool_id_file,))

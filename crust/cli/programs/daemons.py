@@ -100,12 +100,7 @@ def load(
         defaults.setdefault("node_id", os.uname().nodename)
     model: type[ProgramSettings] = pkgutil.resolve_name(PROGRAMS[program].model)
     return loading.load(
-        model,
-        program,
-        toml=toml,
-        environ=environ or {},
-        flags=flags or {},
-        defaults=defaults,
+        model, program, toml=toml, environ=environ or {}, flags=flags or {}, defaults=defaults
     )
 
 

@@ -133,13 +133,8 @@ def daemon(name: str) -> click.Command:
     @click.command(name, cls=Daemon, model=program.model, help=program.help)
     @CONFIG
     def command(**flags: Any) -> None:
-        serve(name, flags)
+        from crust.cli.programs import daemons
+
+        daemons.serve(name, flags)
 
     return command
-
-
-def serve(name: str, flags: dict[str, Any]) -> None:
-    """Run a program until a signal. Raises as `daemons.serve`."""
-    from crust.cli.programs import daemons
-
-    daemons.serve(name, flags)
