@@ -67,11 +67,11 @@ class VersionExpiredError(Exception):
     """A watch cannot continue from its version: list again. It never leaves this file."""
 
 
+@dataclass(frozen=True)
 class KubernetesApi:
     """Asks one API server. Every method raises `KubernetesApiUnavailable`, which names the question."""
 
-    def __init__(self, http: "httpx2.AsyncClient") -> None:
-        self._http = http
+    _http: "httpx2.AsyncClient"
 
     async def close(self) -> None:
         await self._http.aclose()
@@ -177,7 +177,7 @@ class Informer(Generic[Kind, Kept]):
     api: KubernetesApi
     kind: type[Kind]
     keep: Callable[[Kind], Kept]
-    key: Callable[[Kind], str] = lambda item: item.name
+    key: Callable[[Kind], str] = lambda item: item.metadata.name
     fields: str = ""
     known: dict[str, Kept] = field(default_factory=dict)
     """The objects, as the last list and the changes since have them; or as they were asked for directly."""

@@ -31,7 +31,10 @@ class GoStruct(pydantic.BaseModel):
 
 
 class Metadata(GoStruct):
-    """`metadata` of an object, and of a list (which has a version and a place to continue at)."""
+    """`metadata` of an object, and of a list (which has a version and a place to continue at).
+
+    `name` is unique for its kind (in its namespace).
+    """
 
     name: str = ""
     uid: str = ""
@@ -46,11 +49,6 @@ class KubernetesObject(GoStruct):
     path: ClassVar[str]
 
     metadata: Metadata = Metadata()
-
-    @property
-    def name(self) -> str:
-        """Its name, unique for its kind (in its namespace)."""
-        return self.metadata.name
 
 
 class Taint(GoStruct):

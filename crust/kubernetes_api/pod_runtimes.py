@@ -49,11 +49,7 @@ class PodRuntimes:
     def __init__(self, api: KubernetesApi, node_name: str) -> None:
         self._api = api
         self._pods: Informer[Pod, tuple[str, bool]] = Informer(
-            api,
-            Pod,
-            _kept,
-            key=lambda pod: pod.metadata.uid,
-            fields=f"spec.nodeName={node_name}",
+            api, Pod, _kept, key=lambda pod: pod.metadata.uid, fields=f"spec.nodeName={node_name}"
         )
         self._handlers: Informer[RuntimeClass, str] = Informer(
             api, RuntimeClass, lambda runtime_class: runtime_class.handler

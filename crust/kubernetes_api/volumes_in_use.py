@@ -201,7 +201,7 @@ async def out_of_service(api: KubernetesApi, driver: str) -> frozenset[str]:
     driver any more. Raises `KubernetesApiUnavailable`.
     """
     nodes, _ = await api.listing(Node)
-    names = [node.name for node in nodes if _is_out_of_service(node)]
+    names = [node.metadata.name for node in nodes if _is_out_of_service(node)]
     if not names:
         return frozenset()
     csi_nodes, _ = await api.listing(CSINode)
@@ -212,7 +212,7 @@ async def out_of_service(api: KubernetesApi, driver: str) -> frozenset[str]:
 def _ids(driver: str, csi_nodes: Iterable[CSINode]) -> dict[str, str]:
     """The driver's ids of the nodes where it is registered, by their names."""
     return {
-        csi_node.name: registered.node_id
+        csi_node.metadata.name: registered.node_id
         for csi_node in csi_nodes
         for registered in csi_node.spec.drivers
         if registered.name == driver

@@ -26,7 +26,7 @@ async def test_page_of_a_list_is_continued(server: Server) -> None:
     transport = httpx2.MockTransport(answer)
     async with httpx2.AsyncClient(transport=transport, base_url="http://it") as http:
         listed, _ = await KubernetesApi(http).listing(objects.CSINode)
-    assert [node.name for node in listed] == ["cp-1", "cp-1", "worker-1"]
+    assert [node.metadata.name for node in listed] == ["cp-1", "cp-1", "worker-1"]
     assert "continue=here" in server.asked[1]
 
 

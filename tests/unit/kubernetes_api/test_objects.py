@@ -18,7 +18,7 @@ async def test_recorded_object_is_read_alone_listed_and_watched(server: Server, 
     server.say(written)
     read = await server.api.get(kind, written["metadata"]["name"])
     assert read is not None
-    assert read.name == written["metadata"]["name"]
+    assert read.metadata.name == written["metadata"]["name"]
     assert read.metadata.uid == UID
     server.say({"kind": f"{written['kind']}List", "metadata": {}, "items": [written]})
     assert (await server.api.listing(kind))[0] == (read,)

@@ -90,7 +90,7 @@ async def test_follower_goes_on_after_an_error_that_nobody_foresaw(
     def keep(node: objects.Node) -> str:
         if failing:
             raise failing.pop()
-        return node.name
+        return node.metadata.name
 
     followed = Informer(client, objects.Node, keep)
     async with kubernetes_api.following(Health(), followed):
