@@ -27,19 +27,9 @@ RESTART = "restart it: first the runtimes, then the proxy, then shims, then the 
 _UNITS = ("", "Ki", "Mi", "Gi", "Ti")
 
 STATES = {
-    "ready": GOOD,
-    "mounted": GOOD,
-    "registered": GOOD,
-    "claimed": BUSY,
-    "waiting": BUSY,
-    "low": BUSY,
-    "unused": BUSY,
-    "closed": BAD,
-    "full": BAD,
-    "not-ready": BAD,
-    "refused": BAD,
-    "error": BAD,
-    "unreadable": BAD,
+    **dict.fromkeys(("ready", "mounted", "registered"), GOOD),
+    **dict.fromkeys(("claimed", "waiting", "low", "unused"), BUSY),
+    **dict.fromkeys(("closed", "full", "not-ready", "refused", "error", "unreadable"), BAD),
 }
 
 
@@ -267,11 +257,7 @@ VOLUMES = (
     Column("message"),
 )
 
-PROBLEMS = (
-    Column("part"),
-    Column("error", "error_name"),
-    Column("message"),
-)
+PROBLEMS = (Column("part"), Column("error", "error_name"), Column("message"))
 
 WARNINGS = (PROBLEMS[0], PROBLEMS[2])
 
