@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.text import Text
 
-from crust.cli.doctor import csi_driver_objects, daemons, host, kata, kubelet, pod
+from crust.cli.doctor import csi_driver_objects, daemons, host, kata, kubelet
 from crust.cli.doctor.finding import Finding, Level, error
 from crust.cli.doctor.node import CHECKS, Node
 from crust.core import errors
@@ -17,7 +17,7 @@ from crust.host.process import workers
 from crust.inspection import daemon_calls, output, show
 from crust.inspection.views import ProxyAnswer
 
-MODULES = (host, kubelet, daemons, kata, csi_driver_objects, pod)
+MODULES = (host, kubelet, daemons, kata, csi_driver_objects)
 """Importing one registers its checks."""
 
 _STYLES = {"ok": output.GOOD, "warning": output.BUSY, "error": output.BAD}
