@@ -1,6 +1,6 @@
 """`crust kata`: an unmodified Kata Containers consumes deferred volumes, under an unmodified containerd.
 
-    mux, ttrpc    the two layers below NRI: frames, and calls in both directions
+    ttrpc         the two layers below NRI: frames, and calls in both directions
     nri           the plugin: which container the engine is about to create or start
     gate          which container may use which volume: every refusal, and its reason
     entry         Kata's own file for a volume: the real one, and the placeholder that names no device

@@ -3,7 +3,9 @@
 A container with a mount on a deferred target is created only if its sandbox has the volume's claim and Kata's entry
 names the device, and is started only if the virtual machine has the device. In all other cases the gate refuses, with
 one sentence that names the volume and the remedy. That holds for the volumes of every handler: a pod with another
-runtime would write to the guard mount, and the volume would look empty to it.
+runtime would write to the guard mount, and the volume would look empty to it. If it runs already, its end is told:
+the engine makes it again, and the refusal is an event of the pod. A process is killed only while its pidfd is held
+and its control group has the container's id (docs/decisions/0044).
 
 The work of a call runs in a thread (`volume_work`). When its time is over the gate refuses the container, and the
 thread, once it returns, undoes its steps: an earlier claim of the same sandbox stays. A later call for the same
@@ -13,6 +15,7 @@ sandbox waits for the withdrawal of its ended containers.
 import asyncio
 import contextlib
 import logging
+import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Collection
@@ -20,15 +23,15 @@ from dataclasses import dataclass, field
 
 from crust.core import errors, operations, volumes
 from crust.handoff.record import Record
-from crust.host.process import workers
-from crust.kata import entry, wrong_runtime
+from crust.host import answers
+from crust.host.process import processes, syscalls, workers
+from crust.kata import entry
 from crust.kata.evidence import KataBuild, Runtimes, Use
 from crust.kata.grants import Grants, Sandbox, User
 from crust.kata.nri import Container, Pod
 from crust.kata.preflight import Configurations
 from crust.kata.statistics import Uses
 from crust.kata.volume_work import Attempt, VolumeWork
-from crust.kata.wrong_runtime import WrongRuntime
 from crust.runtime_handler.blocking import NotDeferred, process_of, resolve_source
 
 _log = logging.getLogger(__name__)
@@ -40,6 +43,17 @@ _LOOK_S = 1.0
 
 Report = Callable[[str, errors.CrustError | None], None]
 """Reports a problem of the node under a name, for its health; None: the problem has ended."""
+
+
+class WrongRuntime(errors.NotReady):
+    def __init__(self, record: Record, handler: str, pod: Pod) -> None:
+        super().__init__(
+            f"the volume at {record.target} cannot be used by pod {pod.name}",
+            why=f"it is published to the runtime handler {record.handler}, and the pod runs with "
+            f"{handler or 'the default one'}",
+            hint=f"set runtimeClassName to a RuntimeClass whose handler is {record.handler}, or do not defer "
+            "the volume",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +244,7 @@ class KataGate:
         try:
             # a pod of a runtime that has processes of containers on the host
             is_ended = await workers.run(
-                lambda: self._runtimes.find(pod.id) is None and wrong_runtime.end(container)
+                lambda: self._runtimes.find(pod.id) is None and end_container(container)
             )
         except errors.CrustError as error:
             return error
@@ -290,3 +304,31 @@ def _without_volume(pod: Pod, container: Container, error: errors.CrustError) ->
     )
     _log.error("a container runs without its volume", extra={"error": problem})
     return problem
+
+
+def end_container(container: Container) -> bool:
+    """Kill the container's first process, with which its other processes end (pid_namespaces(7)). Blocks.
+
+    Returns whether it was there. Raises `NotSeen`, and `NotOfContainer` for a process that is not the container's.
+    """
+    process = answers.seen(processes.of(container.pid)) if container.pid else None
+    if process is None:
+        return False
+    with processes.holding(process) as pidfd:
+        if pidfd is None:
+            return False
+        with syscalls.translating(f"cannot read the control group of process {process.pid}"):
+            groups = syscalls.read_whole(f"/proc/{process.pid}/cgroup")
+        if container.id.encode() not in groups:
+            raise errors.NotReady.named(
+                "NotOfContainer",
+                f"process {process.pid} is not ended",
+                why=f"the container engine names it for container {container.id}, and its control group does not",
+            )
+        with syscalls.translating(f"cannot end process {process.pid}"):
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    _log.warning(
+        "ended a container of another runtime that ran on the guard mount of a volume",
+        extra={"container": container.name, "id": container.id, "killed_pid": process.pid},
+    )
+    return True

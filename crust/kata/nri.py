@@ -23,7 +23,7 @@ from google.protobuf.message import DecodeError, Message
 
 from crust.core import errors
 from crust.host.mounts import propagation
-from crust.kata import mux, ttrpc
+from crust.kata import ttrpc
 from crust.wire.nri.v1alpha1 import nri_pb2
 
 _log = logging.getLogger(__name__)
@@ -141,9 +141,12 @@ class _Session:
     async def answer_calls(self) -> None:
         registration = nri_pb2.RegisterPluginRequest(plugin_name=NAME, plugin_idx=INDEX)
         call = ttrpc.request(1, _RUNTIME, "RegisterPlugin", registration)
-        self._writer.write(mux.encode(mux.PLUGIN_CALLS, call))
-        frames = mux.decoder()
-        streams = {mux.ENGINE_CALLS: ttrpc.decoder(), mux.PLUGIN_CALLS: ttrpc.decoder()}
+        self._writer.write(ttrpc.frames_of(ttrpc.PLUGIN_CALLS, call))
+        frames = ttrpc.frame_splitter()
+        streams = {
+            ttrpc.ENGINE_CALLS: ttrpc.message_splitter(),
+            ttrpc.PLUGIN_CALLS: ttrpc.message_splitter(),
+        }
         try:
             while data := await self._reader.read(_READ_BYTES):
                 for connection, payload in frames.feed(data):
@@ -154,9 +157,9 @@ class _Session:
                 running.cancel()
             await asyncio.gather(*self._calls, return_exceptions=True)
 
-    def _take(self, connection: int, messages: list[ttrpc.Frame]) -> None:
+    def _take(self, connection: int, messages: list[ttrpc.CallMessage]) -> None:
         for message in messages:
-            if connection == mux.PLUGIN_CALLS and message.kind == ttrpc.RESPONSE:
+            if connection == ttrpc.PLUGIN_CALLS and message.kind == ttrpc.RESPONSE:
                 answer = ttrpc.parse_response(message)
                 if isinstance(answer, ttrpc.Failure):
                     raise errors.NotReady.named(
@@ -164,7 +167,7 @@ class _Session:
                         "the container engine refused the NRI plugin",
                         why=answer.text[:300] or f"code {answer.code}",
                     )
-            elif connection == mux.ENGINE_CALLS and message.kind == ttrpc.REQUEST:
+            elif connection == ttrpc.ENGINE_CALLS and message.kind == ttrpc.REQUEST:
                 began_s = asyncio.get_running_loop().time()
                 if len(self._calls) >= _CALLS_MAX:
                     refusal = ttrpc.Failure(ttrpc.UNKNOWN, "crust: too many calls at once")
@@ -178,7 +181,7 @@ class _Session:
         self._calls.add(task)
         task.add_done_callback(self._calls.discard)
 
-    async def _call(self, message: ttrpc.Frame, began_s: float) -> None:
+    async def _call(self, message: ttrpc.CallMessage, began_s: float) -> None:
         method = ""
         try:
             request = ttrpc.parse_request(message)
@@ -232,7 +235,9 @@ class _Session:
         self._pods.update((pod.id, pod_of(pod)) for pod in request.pods)
         self._containers.extend(map(container_of, request.containers))
         if len(self._containers) > _SYNCHRONIZED_MAX:
-            raise mux.ProtocolViolated("too many containers", f"there are {len(self._containers)}")
+            raise ttrpc.ProtocolViolated(
+                "too many containers", f"there are {len(self._containers)}"
+            )
         if not request.more:
             work = self._gate.synchronize(self._pods, self._containers)
             self._pods, self._containers = {}, []
@@ -255,7 +260,7 @@ class _Session:
         return nri_pb2.ValidateContainerAdjustmentResponse()
 
     def _answer(self, stream: int, answer: Message | ttrpc.Failure) -> None:
-        self._writer.write(mux.encode(mux.ENGINE_CALLS, ttrpc.response(stream, answer)))
+        self._writer.write(ttrpc.frames_of(ttrpc.ENGINE_CALLS, ttrpc.response(stream, answer)))
 
 
 async def _logged(work: Awaitable[None]) -> None:

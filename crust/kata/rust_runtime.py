@@ -30,7 +30,7 @@ from crust.handoff.record import Record
 from crust.host import answers
 from crust.host.block import devices, openers
 from crust.host.process import arguments
-from crust.kata import evidence, mux, shim_socket, ttrpc
+from crust.kata import evidence, shim_socket, ttrpc
 from crust.kata.evidence import Kind, Use, VmUnknown
 from crust.rpc.serving import sockets
 from crust.wire.kata.v1 import agent_pb2
@@ -135,7 +135,7 @@ class RustRuntime(evidence.KataBuild):
                 request = agent_pb2.VolumeStatsRequest(volume_guest_path=use.guest_path)
                 writer.write(ttrpc.request(1, "grpc.AgentService", "GetVolumeStats", request))
                 return parsed(await _response(reader))
-            except mux.ProtocolViolated as err:
+            except ttrpc.ProtocolViolated as err:
                 raise ValueError("an answer that is not ttrpc") from err
             finally:
                 writer.close()
@@ -188,7 +188,7 @@ async def _opened(url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 async def _response(reader: asyncio.StreamReader) -> bytes:
-    decoder, left_bytes = ttrpc.decoder(), _LIMIT_BYTES
+    decoder, left_bytes = ttrpc.message_splitter(), _LIMIT_BYTES
     while left_bytes > 0 and (data := await reader.read(_READ_BYTES)):
         left_bytes -= len(data)
         for frame in (frame for frame in decoder.feed(data) if frame.stream == 1):

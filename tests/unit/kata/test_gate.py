@@ -19,7 +19,7 @@ from crust.core import errors, volumes
 from crust.handoff.record import Record
 from crust.handoff.store import Store
 from crust.host import answers
-from crust.kata import gate, nri, wrong_runtime
+from crust.kata import gate, nri
 from crust.kata.entry import KataEntries
 from crust.kata.evidence import KataBuild, Kind, Runtimes, Use
 from crust.kata.grants import Grants, Sandbox, Undo, User
@@ -377,7 +377,7 @@ async def test_synchronize_ends_containers_of_other_runtimes_on_guards(
         ended.append(of.id)
         return True
 
-    monkeypatch.setattr(wrong_runtime, "end", end)
+    monkeypatch.setattr(gate, "end_container", end)
     app = container(node.publish("a"), is_running=True, pid=4711)
     if not is_kata:
         (Path(node.kata.root) / POD.id).rmdir()

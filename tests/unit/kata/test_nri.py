@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from crust.core import errors
-from crust.kata import mux, nri
+from crust.kata import nri, ttrpc
 from crust.wire.nri.v1alpha1 import nri_pb2
 from tests.support.kata import engine as engines
 from tests.support.kata.engine import Engine, PluginGone, PluginRefused
@@ -224,7 +224,7 @@ def test_an_engine_that_sends_garbage_ends_the_connection(data: bytes) -> None:
             path = f"{directory}/nri.sock"
             server = await asyncio.start_unix_server(garbage, path)
             async with server, asyncio.timeout(20):
-                with contextlib.suppress(mux.ProtocolViolated, errors.PeerUnavailable):
+                with contextlib.suppress(ttrpc.ProtocolViolated, errors.PeerUnavailable):
                     await nri.serve(path, Gate(), lambda: None)
 
     asyncio.run(run())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from crust.kata import wrong_runtime
+from crust.kata.gate import end_container
 from crust.kata.nri import Container
 from tests.support.raised import raised
 
@@ -27,7 +27,7 @@ def _of_group(pid: int) -> Container:
 
 
 def test_process_of_the_container_is_killed(program: "subprocess.Popen[bytes]") -> None:
-    assert wrong_runtime.end(_of_group(program.pid))
+    assert end_container(_of_group(program.pid))
     assert program.wait(60) == -signal.SIGKILL
 
 
@@ -37,7 +37,7 @@ def test_process_of_another_control_group_is_not_killed(
     """The number may be another process's by now, or Kata's virtual machine."""
     stranger = Container("container-0001", "sandbox-0001", "app", (), pid=program.pid)
     with raised("NotOfContainer"):
-        wrong_runtime.end(stranger)
+        end_container(stranger)
     assert program.poll() is None
 
 
@@ -45,5 +45,5 @@ def test_container_without_a_process_is_not_ended(program: "subprocess.Popen[byt
     gone = _of_group(program.pid)
     program.kill()
     program.wait(60)
-    assert not wrong_runtime.end(gone)
-    assert not wrong_runtime.end(Container("container-0001", "sandbox-0001", "app", ()))
+    assert not end_container(gone)
+    assert not end_container(Container("container-0001", "sandbox-0001", "app", ()))
