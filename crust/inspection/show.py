@@ -11,7 +11,7 @@ from rich.text import Text
 
 from crust.core import errors
 from crust.host.process import arguments, hidden, open_files
-from crust.inspection import Format, daemon_calls, output, probes, views
+from crust.inspection import Format, daemon_calls, output, views
 from crust.inspection.daemon_calls import Stub
 from crust.wire.v1 import inspect_pb2
 
@@ -51,7 +51,8 @@ Question = Callable[[Stub, str], Awaitable[Shown]]
 async def status(stub: Stub, _: str = "") -> Shown:
     """The whole node; healthy if a pod with a deferred volume could start now. A low pool is a warning."""
     node = await everything(stub)
-    return of_node(node, (*node.warnings, *views.outdated(node), *views.low_pools(node.drivers)))
+    low = views.pool_problems(node.drivers, "low")
+    return of_node(node, (*node.warnings, *views.outdated(node), *low))
 
 
 def of_node(node: views.ProxyAnswer, warnings: tuple[views.Problem, ...] = ()) -> Shown:
@@ -196,7 +197,7 @@ async def answer(run_dir: str, question: Question) -> Shown:
 
 
 def _problems_of(node: views.ProxyAnswer) -> Iterable[views.Problem]:
-    yield from views.full_pools(node.drivers)
+    yield from views.pool_problems(node.drivers, "full")
     # of the drivers' processes; in one process with the proxy they are the proxy's too
     own = {problem.part for problem in node.problems}
     pools = [driver.pool for driver in node.drivers if driver.pool is not None]
@@ -268,7 +269,7 @@ def _section(title: str, table: Text) -> Text:
 
 
 async def drivers_of(stub: Stub) -> tuple[views.DriverRow, ...]:
-    return tuple(await asyncio.gather(*map(probes.driver, await daemon_calls.drivers(stub))))
+    return tuple(await asyncio.gather(*map(daemon_calls.probed, await daemon_calls.drivers(stub))))
 
 
 async def _handlers(stub: Stub) -> tuple[views.HandlerRow, ...]:

@@ -284,27 +284,18 @@ def other_version(version: str) -> str:
     return f"runs {version or 'an older version'}, installed is {crust.__version__}"
 
 
-def full_pools(drivers: Iterable[DriverRow]) -> Iterator[Problem]:
-    """A problem for each pool whose medium is full."""
+def pool_problems(drivers: Iterable[DriverRow], state: str) -> Iterator[Problem]:
+    """A problem for each pool in the state: `full` is one of its medium, and `low` a warning."""
     for row in pools_of(drivers):
-        if row.pool.state == "full":
-            message = (
-                f"{size(row.pool.allocated_bytes)} of {size(row.pool.size_bytes)} are allocated: writes of its "
-                "volumes fail, or will soon; delete snapshots or other files, or enlarge the pool"
-            )
-            yield Problem(f"pool of driver {row.name}", "", message)
-
-
-def low_pools(drivers: Iterable[DriverRow]) -> Iterator[Problem]:
-    """A warning for each pool that is low."""
-    for row in pools_of(drivers):
-        if row.pool.state == "low":
-            free, whole = size(row.pool.free_bytes) or "nothing", size(row.pool.size_bytes)
-            message = (
-                f"{free} of {whole} is free for new volumes; delete volumes or snapshots, or enlarge the pool: "
-                "`crust pool` shows its volumes"
-            )
-            yield Problem(f"pool of driver {row.name}", "", message)
+        pool, whole = row.pool, size(row.pool.size_bytes)
+        messages = {
+            "full": f"{size(pool.allocated_bytes)} of {whole} are allocated: writes of its volumes fail, or will "
+            "soon; delete snapshots or other files, or enlarge the pool",
+            "low": f"{size(pool.free_bytes) or 'nothing'} of {whole} is free for new volumes; delete volumes or "
+            "snapshots, or enlarge the pool: `crust pool` shows its volumes",
+        }
+        if pool.state == state:
+            yield Problem(f"pool of driver {row.name}", "", messages[state])
 
 
 def pod_of(target: str) -> str:

@@ -107,12 +107,12 @@ def drivers(node: Node) -> Iterator[Finding]:
     for driver in answer.drivers:
         if driver.state == "ready":
             yield ok(f"driver {driver.name} answers")
-            for full in views.full_pools((driver,)):
+            for full in views.pool_problems((driver,), "full"):
                 yield error(full.part, full.message, "crust pool")
             for condition in driver.pool.conditions if driver.pool is not None else ():
                 todo = f"crust explain {condition.error_name}"
                 yield error(f"{condition.part}: {condition.message}", "", todo)
-            for low in views.low_pools((driver,)):
+            for low in views.pool_problems((driver,), "low"):
                 yield warning(low.part, low.message, "crust pool")
         else:
             error_name = driver.message[1:].partition("]")[0]

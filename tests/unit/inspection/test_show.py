@@ -171,7 +171,7 @@ def test_further_pool_is_shown_by_name_and_its_state_counts() -> None:
         (f"{driver.name}/fast", "closed"),
         (f"{driver.name}/old", "full"),
     ]
-    (problem,) = views.full_pools((driver,))
+    (problem,) = views.pool_problems((driver,), "full")
     assert problem.part == f"pool of driver {driver.name}/old"
     assert not pool_volumes.shown((driver,), []).healthy
 
