@@ -10,8 +10,7 @@ from collections.abc import Iterator
 
 import grpc
 
-from crust.cli.doctor.finding import Finding, error, ok, warning
-from crust.cli.doctor.node import Mismatches, Node, doctor_check
+from crust.cli.doctor.node import Finding, Mismatches, Node, doctor_check, error, ok, warning
 from crust.core import deferral_keys
 from crust.core.deferral_keys import Defer
 from crust.core.settings import OWN_DRIVER

@@ -8,8 +8,8 @@ from functools import partial
 
 import crust
 from crust.blockdriver.settings import DriverSettings
-from crust.cli.doctor.finding import Finding, error, of_error, ok, tried, warning
-from crust.cli.doctor.node import CONFIG_DIR, Node, doctor_check
+from crust.cli.doctor.node import Finding, Node, doctor_check, error, of_error, ok, tried, warning
+from crust.cli.programs.daemons import CONFIG_DIR
 from crust.core import errors
 from crust.csi_shim.settings import ShimSettings
 from crust.inspection import daemon_calls, views

@@ -8,8 +8,7 @@ from pathlib import Path
 from rich.text import Text
 
 from crust.cli.doctor import csi_driver_objects, daemons, host, kata, kubelet
-from crust.cli.doctor.finding import Finding, Level, error
-from crust.cli.doctor.node import CHECKS, Node
+from crust.cli.doctor.node import CHECKS, Finding, Level, Node, error
 from crust.core import errors
 from crust.core.printable import printable
 from crust.host.mounts import propagation

@@ -3,8 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from crust.cli.doctor.finding import Finding, error, ok, warning
-from crust.cli.doctor.node import Node, doctor_check
+from crust.cli.doctor.node import Finding, Node, doctor_check, error, ok, warning
 from crust.cli.install import shipped
 from crust.host.filesystems.mkfs import NEWEST, SUPPORTED, number_in
 

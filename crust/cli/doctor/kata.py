@@ -12,8 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from crust.cli.doctor.finding import Finding, error, of_error, ok, warning
-from crust.cli.doctor.node import Node, doctor_check
+from crust.cli.doctor.node import Finding, Node, doctor_check, error, of_error, ok, warning
 from crust.host.files import listing
 from crust.kata import preflight
 

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from crust.blockdriver.settings import LOCAL_ENGINES
-from crust.cli.doctor.finding import Finding, error, ok, tried, warning
-from crust.cli.doctor.node import Node, doctor_check
+from crust.cli.doctor.node import Finding, Node, doctor_check, error, ok, tried, warning
 from crust.core.settings import OWN_DRIVER
 from crust.host.mounts import mountinfo
 from crust.node.settings import NodeSettings

@@ -1,8 +1,9 @@
 """The subject of the checks: a node's files below a root directory, its settings, and the proxy's answer.
 
-Each check is a function of a node, registered under its name.
+Each check is a function of a node that gives findings, registered under its name.
 """
 
+import enum
 import os
 import subprocess
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
@@ -11,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from crust.blockdriver.settings import DriverSettings
-from crust.cli.doctor.finding import Finding
 from crust.cli.programs import PROGRAMS, daemons
 from crust.core import errors
 from crust.core.settings.program import ProgramSettings
@@ -26,6 +26,51 @@ from crust.proxy.settings import ProxySettings
 CONFIG_DIR = str(daemons.CONFIG_DIR)
 _PROXY_UNIT = "/etc/systemd/system/multi-user.target.wants/crust-proxy.service"
 _KATA_UNIT = "/etc/systemd/system/multi-user.target.wants/crust-kata.service"
+
+
+class Level(enum.Enum):
+    OK = "ok"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One result: `what` was found, `why` it matters, and what to do. `check` is the name of its check."""
+
+    level: Level
+    what: str
+    why: str = ""
+    todo: str = ""
+    check: str = ""
+
+
+def ok(what: str) -> Finding:
+    return Finding(Level.OK, what)
+
+
+def warning(what: str, why: str, todo: str) -> Finding:
+    """A finding with which crust works, with fewer features."""
+    return Finding(Level.WARNING, what, why, todo)
+
+
+def error(what: str, why: str, todo: str) -> Finding:
+    """A finding with which a part of crust does not work."""
+    return Finding(Level.ERROR, what, why, todo)
+
+
+def tried(look: Callable[[], object], what: str) -> Finding:
+    """Ok, unless the look raises an error of crust."""
+    try:
+        look()
+    except errors.CrustError as problem:
+        return of_error(problem)
+    return ok(what)
+
+
+def of_error(problem: errors.CrustError) -> Finding:
+    """The finding of an error of crust, with its own words."""
+    return error(f"[{problem.error_name}] {problem.what}", problem.why, problem.hint)
 
 
 Mismatches = Mapping[str, Sequence[Finding]]

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import crust
 from crust.cli.doctor import examine
-from crust.cli.doctor.finding import Finding, Level
-from crust.cli.doctor.node import Node
+from crust.cli.doctor.node import Finding, Level, Node
 from crust.inspection import views
 from crust.inspection.views import ProxyAnswer
 

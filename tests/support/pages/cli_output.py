@@ -12,7 +12,7 @@ from unittest import mock
 from crust.blockdriver.commands import pool_volumes
 from crust.cli import orphan
 from crust.cli.doctor import examine as doctor
-from crust.cli.doctor.finding import Finding, Level
+from crust.cli.doctor.node import Finding, Level
 from crust.cli.gc import collect as gc
 from crust.cli.gc.forgotten import ForgottenPublish
 from crust.cli.gc.proof import ProofCheck

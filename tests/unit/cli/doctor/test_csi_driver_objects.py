@@ -12,8 +12,7 @@ import pytest_asyncio
 from crust.blockdriver import serve
 from crust.blockdriver.services.roles import Role
 from crust.cli.doctor import csi_driver_objects
-from crust.cli.doctor.finding import Level
-from crust.cli.doctor.node import Node
+from crust.cli.doctor.node import Level, Node
 from crust.core.deferral_keys import Defer
 from crust.kubernetes_api import api as kubernetes_api
 from crust.kubernetes_api.api import KubernetesApi

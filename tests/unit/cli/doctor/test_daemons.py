@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from crust.cli.doctor.finding import Level
-from crust.cli.doctor.node import Node
+from crust.cli.doctor.node import Level, Node
 from crust.core import errors
 from crust.inspection import views
 from crust.inspection.views import ProxyAnswer

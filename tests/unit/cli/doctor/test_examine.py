@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from crust.cli.doctor.finding import Finding, Level
-from crust.cli.doctor.node import CHECKS, Node
+from crust.cli.doctor.node import CHECKS, Finding, Level, Node
 from tests.support.faults import lies
 from tests.support.nodes.commands import invoked
 from tests.support.nodes.examined_node import bad, found, write

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from crust.cli import install
-from crust.cli.doctor.finding import Level
-from crust.cli.doctor.node import Node
+from crust.cli.doctor.node import Level, Node
 from tests.support import chart
 from tests.support.nodes.examined_node import DEPLOY, RELEASE, bad, found, write
 

@@ -7,8 +7,7 @@ import pytest
 
 import crust
 from crust.cli.doctor import examine
-from crust.cli.doctor.finding import Finding, Level
-from crust.cli.doctor.node import Node
+from crust.cli.doctor.node import Finding, Level, Node
 from crust.core import errors
 from crust.inspection import views
 from crust.inspection.views import ProxyAnswer

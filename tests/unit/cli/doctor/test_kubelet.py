@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from crust.cli.doctor.finding import Level
-from crust.cli.doctor.node import Node
+from crust.cli.doctor.node import Level, Node
 from crust.core import errors
 from tests.support.nodes.examined_node import DRIVER, HEALTHY, RELEASE, bad, found, write
 

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from crust.cli.doctor.finding import Level
-from crust.cli.doctor.node import Node
+from crust.cli.doctor.node import Level, Node
 from tests.support import chart
 from tests.support.nodes.examined_node import bad, found, write
 
