@@ -17,7 +17,7 @@ from crust.handoff import claims, layout
 from crust.host import answers
 from crust.host.process import arguments, open_files, processes, workers
 from crust.inspection import daemon_calls, show, views
-from crust.kata import shims
+from crust.kata import keeper_watch
 
 _END_S = 30.0
 _FREE_S = 10.0
@@ -99,7 +99,7 @@ def _prove(paths: layout.EntryPaths, row: views.VolumeRow) -> None:
     is_same = claim is not None and claim.live and claim.is_orphaned
     if claim is None or not is_same or (claim.sandbox_id, claim.pid) != (row.sandbox_id, pid):
         why = "the claim has changed meanwhile"
-    elif shim := next(shims.pids_of(row.sandbox_id), None):
+    elif shim := next(keeper_watch.shims_of(row.sandbox_id), None):
         why = f"process {shim} is a shim of that sandbox, for its container engine"
     else:
         holders = open_files.holders(paths.claim_lock)

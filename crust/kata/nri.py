@@ -205,7 +205,18 @@ class _Session:
         if method == "Configure":
             return self._configure(nri_pb2.ConfigureRequest.FromString(data))
         if method == "Synchronize":
-            return self._synchronize(nri_pb2.SynchronizeRequest.FromString(data))
+            node = nri_pb2.SynchronizeRequest.FromString(data)
+            self._pods.update((pod.id, pod_of(pod)) for pod in node.pods)
+            self._containers.extend(map(container_of, node.containers))
+            if len(self._containers) > _SYNCHRONIZED_MAX:
+                why = f"there are {len(self._containers)}"
+                raise ttrpc.ProtocolViolated("too many containers", why)
+            if not node.more:
+                # answer first: until then the engine creates and starts no container of the node
+                self._spawn(_logged(self._gate.synchronize(self._pods, self._containers)))
+                self._pods, self._containers = {}, []
+                self._on_registered()
+            return nri_pb2.SynchronizeResponse(more=node.more)
         if method == "StateChange":
             change = nri_pb2.StateChangeEvent.FromString(data)
             return await self._event(change.event, change.pod, change.container, began_s)
@@ -229,21 +240,6 @@ class _Session:
         _log.info("the container engine asks before each container", extra=extra)
         events = (_OF_CONTAINERS if validates else _METHODS).values()
         return nri_pb2.ConfigureResponse(events=sum(1 << (number - 1) for number in events))
-
-    def _synchronize(self, request: nri_pb2.SynchronizeRequest) -> Message:
-        """Answer first: until then the engine creates and starts no container of the node."""
-        self._pods.update((pod.id, pod_of(pod)) for pod in request.pods)
-        self._containers.extend(map(container_of, request.containers))
-        if len(self._containers) > _SYNCHRONIZED_MAX:
-            raise ttrpc.ProtocolViolated(
-                "too many containers", f"there are {len(self._containers)}"
-            )
-        if not request.more:
-            work = self._gate.synchronize(self._pods, self._containers)
-            self._pods, self._containers = {}, []
-            self._spawn(_logged(work))
-            self._on_registered()
-        return nri_pb2.SynchronizeResponse(more=request.more)
 
     async def _event(
         self, event: int, pod: nri_pb2.PodSandbox, container: nri_pb2.Container, began_s: float

@@ -7,6 +7,7 @@ pod's UID, and the first look removes it. A real one stays where keepers and vir
 
 import logging
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 
 from crust.core import errors, volumes
 from crust.handoff.entry import Looks
@@ -18,20 +19,18 @@ from crust.kata import entry
 _log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class Placeholders:
     """Keeps Kata's directory in step with the handoff directory."""
 
-    def __init__(
-        self,
-        store: Store,
-        entries: entry.KataEntries,
-        handlers: Collection[volumes.HandlerName],
-        report: Callable[[str, errors.CrustError | None], None],
-    ) -> None:
-        self._store, self._entries, self._handlers = store, entries, handlers
-        self._report = report
-        self._looks = Looks(store.layout)
-        self._known: frozenset[str] | None = None
+    _store: Store
+    _entries: entry.KataEntries
+    _handlers: Collection[volumes.HandlerName]
+    _report: Callable[[str, errors.CrustError | None], None]
+    _known: frozenset[str] | None = None
+
+    def __post_init__(self) -> None:
+        self._looks = Looks(self._store.layout)
 
     async def keep(self) -> None:
         """Look until cancelled."""

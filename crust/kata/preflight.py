@@ -152,8 +152,21 @@ def check_configuration(runtime: KataRuntime, configuration: dict[str, Any]) -> 
     kind = Kind.RUST if "name" in settings else Kind.GO
     for name, hypervisor in hypervisors.items():
         _check_hypervisor(path, kind, name, hypervisor)
-        if not runtime.unproven:
-            _check_proven(path, kind, name, hypervisor)
+        if runtime.unproven:
+            continue
+        driver, shared_fs = _driver(kind, hypervisor), hypervisor.get("shared_fs") or "virtio-fs"
+        for key, value, proven in (
+            ("the hypervisor", name, [proven for of, proven in _PROVEN_DRIVERS if of is kind]),
+            ("block_device_driver", driver, _PROVEN_DRIVERS.get((kind, name), ())),
+            ("shared_fs", shared_fs, ("virtio-fs",)),
+        ):
+            if value not in proven:
+                alone = " and ".join(proven)
+                raise KataUnfit(
+                    path,
+                    f"[hypervisor.{name}] {key} is {value}, and {alone} alone was run with Kata's {kind.value}",
+                    f"use {' or '.join(proven)}; or set unproven = true for this runtime in kata.toml, and test it",
+                )
     installation = Installation(
         kind, _version(runtime, kind), _flushes_dropped(path, kind, hypervisors)
     )
@@ -218,22 +231,6 @@ def _check_hypervisor(path: Path, kind: Kind, name: str, hypervisor: dict[str, A
 def _driver(kind: Kind, hypervisor: dict[str, Any]) -> str:
     """The block driver that Kata takes: an empty text is an absent one, as in Kata."""
     return str(hypervisor.get("block_device_driver") or _ABSENT_DRIVER[kind])
-
-
-def _check_proven(path: Path, kind: Kind, name: str, hypervisor: dict[str, Any]) -> None:
-    hypervisors = tuple(proven for of, proven in _PROVEN_DRIVERS if of is kind)
-    for key, value, proven in (
-        ("the hypervisor", name, hypervisors),
-        ("block_device_driver", _driver(kind, hypervisor), _PROVEN_DRIVERS.get((kind, name), ())),
-        ("shared_fs", hypervisor.get("shared_fs") or "virtio-fs", ("virtio-fs",)),
-    ):
-        if value not in proven:
-            alone = " and ".join(proven)
-            raise KataUnfit(
-                path,
-                f"[hypervisor.{name}] {key} is {value}, and {alone} alone was run with Kata's {kind.value}",
-                f"use {' or '.join(proven)}; or set unproven = true for this runtime in kata.toml, and test it",
-            )
 
 
 def _flushes_dropped(

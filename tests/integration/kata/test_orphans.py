@@ -6,7 +6,7 @@ import pytest
 
 from crust.handoff import claims
 from crust.handoff.record import Record
-from crust.kata import shims
+from crust.kata import keeper_watch
 from crust.kata.keeper_watch import KeeperWatch
 from tests.integration.kata.conftest import (
     ONE,
@@ -37,7 +37,7 @@ async def mounted(node: KataNode, device: MakeDevice, one: StandInSandbox) -> Re
 
 @pytest.fixture
 async def watch(node: KataNode, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[KeeperWatch]:
-    monkeypatch.setattr(shims, "_GRACE_S", 0.0)
+    monkeypatch.setattr(keeper_watch, "_GRACE_S", 0.0)
     made = KeeperWatch(node.grants(), node.runtimes())
     yield made
     made.close()
@@ -82,7 +82,7 @@ async def test_sandbox_that_is_stopped_is_not_called_orphaned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The shim ends a moment before its machine."""
-    monkeypatch.setattr(shims, "_GRACE_S", 60.0)
+    monkeypatch.setattr(keeper_watch, "_GRACE_S", 60.0)
     await watch.look_at_keepers()
     one.shim.kill()
     one.shim.wait()
@@ -91,14 +91,14 @@ async def test_sandbox_that_is_stopped_is_not_called_orphaned(
 
 
 def test_shim_is_found_by_its_arguments(one: StandInSandbox) -> None:
-    assert list(shims.pids_of(ONE)) == [one.shim.pid]
-    assert shims.shim_of(ONE) is not None
-    assert shims.shim_of(ONE[:-1]) is None
+    assert list(keeper_watch.shims_of(ONE)) == [one.shim.pid]
+    assert keeper_watch.shim_of(ONE) is not None
+    assert keeper_watch.shim_of(ONE[:-1]) is None
 
 
 def test_process_of_another_user_or_program_is_no_shim() -> None:
     """Its arguments say that it is one: it would hide from crust that the sandbox's shim has ended."""
     with a_shim(TWO, user=65534), a_shim(TWO, program="sh"):
-        assert shims.shim_of(TWO) is None
+        assert keeper_watch.shim_of(TWO) is None
         with a_shim(TWO) as shim:
-            assert list(shims.pids_of(TWO)) == [shim.pid]
+            assert list(keeper_watch.shims_of(TWO)) == [shim.pid]

@@ -18,7 +18,7 @@ from crust.cli.gc.forgotten import ForgottenPublish
 from crust.cli.gc.proof import ProofCheck
 from crust.core.volumes import HandlerFeature
 from crust.inspection import output, show, views
-from crust.kata import shims
+from crust.kata import keeper_watch
 
 _AWAY = (
     "[DaemonNotResponding] the shim of driver csi.example.com does not answer on /run/crust/shim/csi.sock: "
@@ -127,7 +127,7 @@ def _volume(state: str, sandbox: str) -> views.VolumeRow:
 
 
 def _orphaned() -> views.VolumeRow:
-    message = shims.orphaned("web-0", 4711).shown()
+    message = keeper_watch.orphaned("web-0", 4711).shown()
     return dataclasses.replace(_volume("error", "web-0"), message=message)
 
 
