@@ -45,7 +45,6 @@ _ENDING = (signal.SIGTERM, signal.SIGHUP)
 """They end the steps as Ctrl-C does."""
 _STAGED, _NOTE = "plugins/kubernetes.io/csi", "crust-try.json"
 _NOTE_MAX_BYTES = 65536
-Show = Callable[[str], None]
 _SENTENCES = {
     "claimed": "claimed by {}",
     "mounted": "mounted in {}",
@@ -100,7 +99,7 @@ class Trial:
     inspect: daemon_calls.Stub
     csi: Port
     controller: Port
-    show: Show = click.echo
+    show: Callable[[str], None] = click.echo
 
     def __post_init__(self) -> None:
         self._node = stub(csi_pb2_grpc.NodeStub, self.csi)
@@ -308,10 +307,8 @@ async def try_publish(run_dir: str, request: TrialRequest) -> int:
             )
         request = request.model_copy(update={"driver": matching[0].name})
         socket = matching[0].socket
-        async with (
-            SocketPort(socket) as csi,
-            SocketPort(request.controller_socket or socket) as controller,
-        ):
+        by_sidecars = request.controller_socket or socket
+        async with SocketPort(socket) as csi, SocketPort(by_sidecars) as controller:
             trial = Trial(request, inspect, csi, controller)
             await workers.run(trial.note_down)
             with locked(trial.note):
@@ -357,10 +354,8 @@ async def undo(note: Path, inspect: daemon_calls.Stub) -> tuple[str, ...]:
         if request.driver not in sockets:
             return (f"the proxy serves no driver {request.driver}",)
         socket = sockets[request.driver]
-        async with (
-            SocketPort(socket) as csi,
-            SocketPort(request.controller_socket or socket) as controller,
-        ):
+        by_sidecars = request.controller_socket or socket
+        async with SocketPort(socket) as csi, SocketPort(by_sidecars) as controller:
             trial = Trial(request, inspect, csi, controller, lambda _: None)
             await trial.adopt()
             return tuple(await trial.undo_steps())

@@ -103,11 +103,10 @@ def fits_the_pod(node: Node) -> Iterator[Finding]:
     if not node.is_pod or not isinstance(settings, NodeSettings):
         yield ok("crust node does not run in a pod here")
         return
-    problems = [*_of_values(settings), *_of_paths(node, settings)]
-    yield from problems or [ok("the settings fit the pod")]
+    yield from list(_misfits(node, settings)) or [ok("the settings fit the pod")]
 
 
-def _of_values(settings: NodeSettings) -> Iterator[Finding]:
+def _misfits(node: Node, settings: NodeSettings) -> Iterator[Finding]:
     host = settings.metrics_address.rpartition(":")[0]
     if host not in ("0.0.0.0", "[::]"):
         yield error(
@@ -127,9 +126,6 @@ def _of_values(settings: NodeSettings) -> Iterator[Finding]:
                 "all pods have this file, so each would be that node",
                 f"leave {setting} out, and set CRUST_NODE_NAME from spec.nodeName",
             )
-
-
-def _of_paths(node: Node, settings: NodeSettings) -> Iterator[Finding]:
     mounts = mountinfo.parse(node.at("/proc/self/mountinfo").read_bytes())
     proxy = settings.proxy
     paths = {proxy.run_dir, proxy.volumes_root, *proxy.target_roots}

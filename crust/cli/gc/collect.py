@@ -52,19 +52,16 @@ async def collect(options: Options, kernel: Kernel) -> tuple[Result, ...]:
     Raises as `daemon_calls.inspecting`.
     """
     async with daemon_calls.inspecting(options.run_dir) as inspect:
-        evidence = await _evidence(inspect, options)
-        results = []
-        for publish in await workers.run(forgotten.find, options.kubelet_root, evidence.entries):
-            evidence = await _evidence(inspect, options)  # the last step may have taken minutes
+        results, entries = [], await show.volumes_of(inspect)
+        for publish in await workers.run(forgotten.find, options.kubelet_root, entries):
+            # asked again: the last step may have taken minutes
+            sockets = {driver.name: driver.socket for driver in await daemon_calls.drivers(inspect)}
+            entries = await show.volumes_of(inspect)
+            evidence = proof.Evidence(sockets, entries, options.grace_s)
             results.append(await _result(publish, evidence, options, kernel))
         for note in await workers.run(trial.killed_trials, options.kubelet_root):
             results.append(await _trial(note, inspect, options))
     return tuple(results)
-
-
-async def _evidence(inspect: daemon_calls.Stub, options: Options) -> proof.Evidence:
-    sockets = {driver.name: driver.socket for driver in await daemon_calls.drivers(inspect)}
-    return proof.Evidence(sockets, await show.volumes_of(inspect), options.grace_s)
 
 
 async def _trial(note: Path, inspect: daemon_calls.Stub, options: Options) -> Result:

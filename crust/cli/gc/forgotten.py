@@ -11,7 +11,7 @@ import errno
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,24 +62,8 @@ def find(kubelet_root: str, entries: Iterable[views.VolumeRow]) -> tuple[Forgott
     """
     if not listing.exists(f"{kubelet_root}/pods/"):
         return ()
-    deferred = (
-        ForgottenPublish(
-            kind="deferred volume",
-            driver=entry.driver,
-            volume_id=entry.volume_id,
-            pod_uid=entry.pod_uid,
-            pods=f"{kubelet_root}/pods",
-            target=entry.target_path,
-        )
-        for entry in entries
-        if entry.pod_uid and entry.target_path.startswith(f"{kubelet_root}/pods/{entry.pod_uid}/")
-    )
-    publishes = (*_raw(kubelet_root), *deferred)
-    return tuple(each for each in publishes if not isinstance(each.pod(), answers.Present))
-
-
-def _raw(root: str) -> Iterator[ForgottenPublish]:
-    base = private_directories.root(root)
+    publishes, pods = [], f"{kubelet_root}/pods"
+    base = private_directories.root(kubelet_root)
     published = {
         (pv, uid) for pv in _names(f"{base}/publish") for uid in _names(f"{base}/publish/{pv}")
     }
@@ -93,17 +77,25 @@ def _raw(root: str) -> Iterator[ForgottenPublish]:
         with syscalls.translating(f"cannot read {data}"), unnamed:
             content = json.loads(Path(data).read_text(encoding="utf-8"))
             driver, volume_id = str(content["driverName"]), str(content["volumeHandle"])
-        yield ForgottenPublish(
+        raw = ForgottenPublish(
             kind="raw volume",
             driver=driver,
             volume_id=volume_id,
             pod_uid=uid,
-            pods=f"{root}/pods",
+            pods=pods,
             target=f"{base}/publish/{pv}/{uid}",
             mapped=f"{base}/{pv}/dev/{uid}",
             staging=f"{base}/staging/{pv}",
             data=data,
         )
+        publishes.append(raw)
+    for entry in entries:
+        uid, target = entry.pod_uid, entry.target_path
+        if uid and target.startswith(f"{pods}/{uid}/"):
+            kind = "deferred volume"
+            deferred = ForgottenPublish(kind, entry.driver, entry.volume_id, uid, pods, target)
+            publishes.append(deferred)
+    return tuple(each for each in publishes if not isinstance(each.pod(), answers.Present))
 
 
 def other_pods(publish: ForgottenPublish) -> tuple[str, ...]:

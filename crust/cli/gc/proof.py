@@ -33,7 +33,12 @@ class Evidence:
 
 def checks(publish: ForgottenPublish, evidence: Evidence, kernel: Kernel) -> tuple[ProofCheck, ...]:
     """All checks of a publish. Blocks."""
-    identity = _identity(publish, evidence)
+    identity, is_served = f"{publish.data or 'the entry'} does not name the volume", False
+    if publish.volume_id:
+        is_served = publish.driver in evidence.sockets
+        identity = f"volume {publish.volume_id} of {publish.driver}, which the proxy serves"
+        if not is_served:
+            identity = f"the proxy serves no driver {publish.driver}"
     hidden = kernel.not_visible()
     visible = "all processes and mounts of the host can be seen from here"
     unseen = f"hidden from here: {hidden}; run crust gc on the node itself, in no container"
@@ -41,14 +46,23 @@ def checks(publish: ForgottenPublish, evidence: Evidence, kernel: Kernel) -> tup
     state = "does not exist" if is_gone else "exists: the kubelet knows the pod"
     names = kernel.processes_of(publish.pod_uid)
     found = f"still running: {', '.join(names[:5])}" if names else "no process is in a group of it"
+    users = (_claim(publish, evidence), *_device(publish, evidence, kernel))
+    # after all other looks: a publish since then is young
+    if publish.mapped:
+        parents = (os.path.dirname(publish.target), os.path.dirname(publish.mapped))
+        age_s = min(map(_age_s, parents))
+    else:
+        published = next((e for e in evidence.entries if e.target_path == publish.target), None)
+        since = published.published_at if published else None
+        age_s = time.time() - since.timestamp() if since else 0.0
+    age = f"unchanged for {age_s:.0f} s, the grace period is {evidence.grace_s:.0f} s"
     return (
-        identity,
+        ProofCheck("identity", is_served, identity),
         ProofCheck("visibility", not hidden, unseen if hidden else visible),
         ProofCheck("pod-directory", is_gone, f"{publish.pod_directory} {state}"),
         ProofCheck("pod-processes", not names, f"pod {publish.pod_uid}: {found}"),
-        _claim(publish, evidence),
-        *_device(publish, evidence, kernel),
-        _age(publish, evidence),
+        *users,
+        ProofCheck("age", age_s >= evidence.grace_s, age),
     )
 
 
@@ -63,16 +77,6 @@ def why_staged(publish: ForgottenPublish, grace_s: float) -> str:
     if pods := forgotten.other_pods(publish):
         return f"it is published for pod {', '.join(pods[:5])}"
     return "a kubelet works with it" if _age_s(publish.data) < grace_s else ""
-
-
-def _identity(publish: ForgottenPublish, evidence: Evidence) -> ProofCheck:
-    if not publish.volume_id:
-        text = f"{publish.data or 'the entry'} does not name the volume"
-        return ProofCheck("identity", proven=False, text=text)
-    is_served = publish.driver in evidence.sockets
-    text = f"volume {publish.volume_id} of {publish.driver}, which the proxy serves"
-    unserved = f"the proxy serves no driver {publish.driver}"
-    return ProofCheck("identity", is_served, text if is_served else unserved)
 
 
 def _claim(publish: ForgottenPublish, evidence: Evidence) -> ProofCheck:
@@ -127,19 +131,6 @@ def _is_own(publish: ForgottenPublish, path: str) -> bool:
     staged = bool(publish.staging) and path.startswith(f"{publish.staging}/")
     private = volumes.is_private(path)
     return path in (publish.target, publish.mapped, publish.staging) or staged or private
-
-
-def _age(publish: ForgottenPublish, evidence: Evidence) -> ProofCheck:
-    if publish.mapped:
-        parents = (os.path.dirname(publish.target), os.path.dirname(publish.mapped))
-        age_s = min(map(_age_s, parents))
-    else:
-        published = next((e for e in evidence.entries if e.target_path == publish.target), None)
-        since = published.published_at if published else None
-        age_s = time.time() - since.timestamp() if since else 0.0
-    is_old = age_s >= evidence.grace_s
-    text = f"unchanged for {age_s:.0f} s, the grace period is {evidence.grace_s:.0f} s"
-    return ProofCheck("age", is_old, text)
 
 
 def _age_s(path: str) -> float:

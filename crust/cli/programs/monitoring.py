@@ -37,7 +37,6 @@ _log = logging.getLogger(__name__)
 ANSWER_S = 5.0
 """How long the event loop may take to answer."""
 
-
 CONNECTIONS = 32
 """The largest number of connections; each has a thread."""
 
