@@ -29,10 +29,6 @@ class Listener:
     waiting: int
     """The connections that it has not accepted."""
 
-    @property
-    def process(self) -> str:
-        return " ".join(["process", *map(str, self.pids)]) if self.pids else "a process"
-
 
 def at(path: str) -> Listener | None:
     """The socket that listens at the path, or that was bound to it. None if the kernel names none. Blocks."""
@@ -84,10 +80,12 @@ def reason(path: str, err: OSError, start: str) -> tuple[str, str]:
     is_late = isinstance(err, TimeoutError)
     if is_late or err.errno in (errno.ENOENT, errno.ECONNREFUSED, errno.EAGAIN):
         listener = at(path)
-        if listener is not None and not listener.is_at_path:
-            return f"{listener.process} serves it, and its file was removed or replaced", restart
         if listener is not None:
-            return f"{listener.process} accepts none of {listener.waiting} connections", restart
+            pids = " ".join(map(str, listener.pids))
+            process = f"process {pids}" if pids else "a process"
+            if not listener.is_at_path:
+                return f"{process} serves it, and its file was removed or replaced", restart
+            return f"{process} accepts none of {listener.waiting} connections", restart
     if is_late:
         return "it does not accept the connection", restart
     return reasons.get(err.errno or 0, (err.strerror or str(err), "look at the path"))
