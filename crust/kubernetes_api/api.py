@@ -245,9 +245,8 @@ class Informer(Generic[Kind, Kept]):
 async def following(health: Health, *followed: Informer[Any, Any]) -> AsyncIterator[None]:
     async with contextlib.AsyncExitStack() as stack:
         for objects in followed:
-            await stack.enter_async_context(
-                supervised(f"follow {objects.kind.__name__} objects", objects.follow, health)
-            )
+            name = f"follow {objects.kind.__name__} objects"
+            await stack.enter_async_context(supervised(name, objects.follow, health))
         yield
 
 
