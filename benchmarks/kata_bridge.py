@@ -22,8 +22,7 @@ from crust.core import volumes
 from crust.handoff import claims
 from crust.handoff.store import Store
 from crust.host.block import loop
-from crust.kata.entry import KataEntries
-from crust.kata.placeholders import Placeholders
+from crust.kata.entry import KataEntries, Placeholders
 from crust.wire.nri.v1alpha1 import nri_pb2
 from crust_conformance.runtimes import testing
 from examples.kata.demo.node import HANDLER, Process

@@ -14,16 +14,22 @@ import contextlib
 import enum
 import hashlib
 import json
+import logging
 import os
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from crust.core import errors
+from crust.core import errors, volumes
+from crust.handoff.entry import Looks
 from crust.handoff.record import Record
+from crust.handoff.store import Store
+from crust.handoff.watch import RENAMES, Watch
 from crust.host.files import durable
-from crust.host.process import syscalls
+from crust.host.process import syscalls, workers
+
+_log = logging.getLogger(__name__)
 
 KEY_BYTES_MAX = 189
 """The longest mount source: in base64 a longer one exceeds the 255 bytes of a file name."""
@@ -195,6 +201,53 @@ class KataEntries:
         except syscalls.FileInTheWay:  # in the place of the directory
             return None
         return content if isinstance(content, dict) else None
+
+
+@dataclass(eq=False)
+class Placeholders:
+    """A placeholder in Kata's directory for each volume that is published to one of our handlers.
+
+    It appears with crust's entry, and is removed after it. In between Kata refuses a container, also while this
+    daemon is away. An entry that stays, because the daemon was away at the unpublish, is harmless: its path has the
+    pod's UID, and the first look removes it. A real one stays where keepers and virtual machine were killed together.
+    """
+
+    _store: Store
+    _entries: KataEntries
+    _handlers: Collection[volumes.HandlerName]
+    _report: Callable[[str, errors.CrustError | None], None]
+    _known: frozenset[str] | None = None
+
+    def __post_init__(self) -> None:
+        self._looks = Looks(self._store.layout)
+
+    async def keep(self) -> None:
+        """Look until cancelled."""
+        async with Watch(self._store.root, kinds=RENAMES) as watch:  # a claim is a touch
+            async for _ in watch:
+                await workers.run(self.look_at_volumes)
+
+    def look_at_volumes(self) -> None:
+        """Look once. Blocks."""
+        look = self._looks.look()
+        for volume in look.entries.values():
+            record = volume.record
+            if record is None or record.handler not in self._handlers:
+                continue
+            problem: errors.CrustError | None = None
+            try:
+                self._entries.place(name_of(record.target.text), record)
+            except errors.CrustError as error:
+                _log.error("no placeholder for a volume", extra={"error": error})
+                problem = error
+            self._report(f"volume {record.target}", problem)
+        if self._known is None or self._known - look.names:
+            made = list(self._entries.ours())
+            published = self._looks.look().names  # after them: an entry is made after its record
+            for name, digest in made:
+                if digest not in published:
+                    self._entries.remove(name)
+        self._known = frozenset(look.names)
 
 
 def _bytes(device: str, fs_type: str, metadata: dict[str, str], options: list[str]) -> bytes:

@@ -21,7 +21,6 @@ import os
 import select
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 
 from crust.core import errors, volumes
 from crust.host import answers
@@ -39,56 +38,14 @@ _GRACE_S = 5.0
 """When a sandbox is stopped, machine and shim end at about the same time, in either order."""
 
 
-@dataclass(eq=False)
-class Shims:
-    """The shims of the sandboxes that have a keeper. Functions block."""
-
-    _grants: Grants
-    _ends: dict[str, int | None] = field(default_factory=dict)
-    _gone_s: dict[str, float] = field(default_factory=dict)
-
-    def look_at_shims(self, sandbox_keepers: Mapping[str, keepers.Keeper]) -> None:
-        for sandbox_id in self._ends.keys() - sandbox_keepers.keys():
-            self._forget(sandbox_id)
-        for sandbox_id, keeper in sandbox_keepers.items():
-            if sandbox_id not in self._ends:
-                self._ends[sandbox_id] = shim_of(sandbox_id)
-            end, now_s = self._ends[sandbox_id], time.monotonic()
-            if end is not None and not select.select([end], [], [], 0)[0]:
-                continue
-            if now_s - self._gone_s.setdefault(sandbox_id, now_s) < _GRACE_S:
-                continue
-            self._forget(sandbox_id)
-            self._ends[sandbox_id] = shim_of(sandbox_id)  # the ended one may only have started it
-            if self._ends[sandbox_id] is not None:
-                continue
-            problem = orphaned(sandbox_id, keeper.vm_pid)
-            try:
-                self._grants.report_orphaned(volumes.SandboxId(sandbox_id), problem)
-            except (
-                errors.CrustError
-            ) as error:  # a later look tries again, unless the machine has ended by then
-                _log.warning("an orphaned sandbox is not reported yet", extra={"error": error})
-            else:
-                _log.error("a virtual machine goes on without its shim", extra={"error": problem})
-                self._gone_s[sandbox_id] = math.inf
-
-    def close(self) -> None:
-        for sandbox_id in list(self._ends):
-            self._forget(sandbox_id)
-
-    def _forget(self, sandbox_id: str) -> None:
-        if (end := self._ends.pop(sandbox_id)) is not None:
-            os.close(end)
-        self._gone_s.pop(sandbox_id, None)
-
-
 class KeeperWatch:
     def __init__(self, grants: Grants, runtimes: Runtimes) -> None:
         self._grants, self._runtimes = grants, runtimes
         self._watched: dict[str, keepers.Keeper] = {}
         self._hint = asyncio.Event()
-        self._shims = Shims(grants)
+        self._shims: dict[str, int | None] = {}
+        """A pidfd of the shim of each sandbox that has a keeper; None without a shim."""
+        self._shim_gone_s: dict[str, float] = {}
 
     async def keep(self) -> None:
         """Look until cancelled."""
@@ -107,7 +64,8 @@ class KeeperWatch:
         for keeper in self._watched.values():
             _forget(keeper)
         self._watched.clear()
-        self._shims.close()
+        for sandbox_id in list(self._shims):
+            self._forget_shim(sandbox_id)
 
     async def look_at_keepers(self) -> None:
         """Look once: connect to new keepers, and recover the claims of ended ones."""
@@ -127,7 +85,7 @@ class KeeperWatch:
                 self._watched[sandbox_id] = keeper
                 fd = keeper.fileno()
                 asyncio.get_running_loop().add_reader(fd, self._noticed, fd)
-        await workers.run(self._shims.look_at_shims, dict(self._watched))
+        await workers.run(self._look_at_shims, dict(self._watched))
 
     def _noticed(self, fd: int) -> None:
         asyncio.get_running_loop().remove_reader(fd)  # it stays readable
@@ -158,6 +116,37 @@ class KeeperWatch:
             self._grants.forget(sandbox_id)
             return None
         return keepers.connect(self._grants.socket(sandbox_id))
+
+    def _look_at_shims(self, sandbox_keepers: Mapping[str, keepers.Keeper]) -> None:
+        """Blocks."""
+        for sandbox_id in self._shims.keys() - sandbox_keepers.keys():
+            self._forget_shim(sandbox_id)
+        for sandbox_id, keeper in sandbox_keepers.items():
+            if sandbox_id not in self._shims:
+                self._shims[sandbox_id] = shim_of(sandbox_id)
+            end, now_s = self._shims[sandbox_id], time.monotonic()
+            if end is not None and not select.select([end], [], [], 0)[0]:
+                continue
+            if now_s - self._shim_gone_s.setdefault(sandbox_id, now_s) < _GRACE_S:
+                continue
+            self._forget_shim(sandbox_id)
+            self._shims[sandbox_id] = shim_of(sandbox_id)  # the ended one may only have started it
+            if self._shims[sandbox_id] is not None:
+                continue
+            problem = orphaned(sandbox_id, keeper.vm_pid)
+            try:
+                self._grants.report_orphaned(volumes.SandboxId(sandbox_id), problem)
+            except errors.CrustError as error:
+                # a later look tries again, unless the machine has ended by then
+                _log.warning("an orphaned sandbox is not reported yet", extra={"error": error})
+            else:
+                _log.error("a virtual machine goes on without its shim", extra={"error": problem})
+                self._shim_gone_s[sandbox_id] = math.inf
+
+    def _forget_shim(self, sandbox_id: str) -> None:
+        if (end := self._shims.pop(sandbox_id)) is not None:
+            os.close(end)
+        self._shim_gone_s.pop(sandbox_id, None)
 
 
 def _forget(keeper: keepers.Keeper) -> None:

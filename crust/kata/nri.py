@@ -203,7 +203,18 @@ class _Session:
 
     async def _answered(self, method: str, data: bytes, began_s: float) -> Message | ttrpc.Failure:
         if method == "Configure":
-            return self._configure(nri_pb2.ConfigureRequest.FromString(data))
+            engine = nri_pb2.ConfigureRequest.FromString(data)
+            if engine.request_timeout > 0:
+                self._time_s = engine.request_timeout / 1000
+            # an engine without the event would refuse the registration; since NRI 0.12 it names NRI's version
+            version = re.match(r"v?(\d+)\.(\d+)", engine.runtime_version)
+            is_new = version is not None and (int(version[1]), int(version[2])) >= (2, 2)
+            validates = bool(engine.nri_version) or (is_new and engine.runtime_name == "containerd")
+            name = f"{engine.runtime_name[:64]} {engine.runtime_version[:64]}"
+            extra = {"engine": name, "validates": validates}
+            _log.info("the container engine asks before each container", extra=extra)
+            events = (_OF_CONTAINERS if validates else _METHODS).values()
+            return nri_pb2.ConfigureResponse(events=sum(1 << (number - 1) for number in events))
         if method == "Synchronize":
             node = nri_pb2.SynchronizeRequest.FromString(data)
             self._pods.update((pod.id, pod_of(pod)) for pod in node.pods)
@@ -222,24 +233,11 @@ class _Session:
             return await self._event(change.event, change.pod, change.container, began_s)
         if method in _OF_CONTAINERS:
             request = nri_pb2.ContainerRequest.FromString(data)
-            event = _OF_CONTAINERS[method]
-            return await self._event(event, request.pod, request.container, began_s)
+            number = _OF_CONTAINERS[method]
+            return await self._event(number, request.pod, request.container, began_s)
         if method == "Shutdown":
             return nri_pb2.ConfigureResponse()
         return ttrpc.Failure(ttrpc.UNIMPLEMENTED, f"crust does not serve {method[:64]!r}")
-
-    def _configure(self, request: nri_pb2.ConfigureRequest) -> Message:
-        if request.request_timeout > 0:
-            self._time_s = request.request_timeout / 1000
-        # an engine without the event would refuse the registration; since NRI 0.12 it names NRI's version
-        version = re.match(r"v?(\d+)\.(\d+)", request.runtime_version)
-        is_new = version is not None and (int(version[1]), int(version[2])) >= (2, 2)
-        validates = bool(request.nri_version) or (is_new and request.runtime_name == "containerd")
-        engine = f"{request.runtime_name[:64]} {request.runtime_version[:64]}"
-        extra = {"engine": engine, "validates": validates}
-        _log.info("the container engine asks before each container", extra=extra)
-        events = (_OF_CONTAINERS if validates else _METHODS).values()
-        return nri_pb2.ConfigureResponse(events=sum(1 << (number - 1) for number in events))
 
     async def _event(
         self, event: int, pod: nri_pb2.PodSandbox, container: nri_pb2.Container, began_s: float

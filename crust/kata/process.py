@@ -22,13 +22,12 @@ from crust.host import start_questions
 from crust.host.files import durable
 from crust.host.process import workers
 from crust.kata import nri
-from crust.kata.entry import KEY_BYTES_MAX, KataEntries
+from crust.kata.entry import KEY_BYTES_MAX, KataEntries, Placeholders
 from crust.kata.evidence import Runtimes
 from crust.kata.gate import KataGate, Report
 from crust.kata.go_runtime import GoRuntime
 from crust.kata.grants import Grants
 from crust.kata.keeper_watch import KeeperWatch
-from crust.kata.placeholders import Placeholders
 from crust.kata.preflight import Configurations
 from crust.kata.rust_runtime import RustRuntime
 from crust.kata.settings import KataSettings

@@ -44,8 +44,6 @@ _VSOCK_MAX = 2**32 - 1
 _READ_BYTES = 4096
 _LINE_BYTES = 64
 _LIMIT_BYTES = 64 * 1024
-
-
 _AGAIN_S = 0.05
 """Between two looks at a disk that the machine is to let go of: a guest takes 0.3 to 1.6 s."""
 

@@ -24,9 +24,8 @@ from crust.host.block import users
 from crust.host.block.holders import DeviceInUse
 from crust.host.block.users import Purpose
 from crust.kata import gate, nri
-from crust.kata.entry import Kind
+from crust.kata.entry import Kind, Placeholders
 from crust.kata.keeper_watch import KeeperWatch
-from crust.kata.placeholders import Placeholders
 from crust.proxy.guard import Targets
 from crust.proxy.unpublish import check_given_back
 from crust.runtime_handler.blocking import process_of

@@ -21,11 +21,10 @@ from crust.host.block import devices, holders, loop, openers
 from crust.host.mounts import mount_api, mountinfo
 from crust.host.process import open_files
 from crust.kata import entry, grants, nri
-from crust.kata.entry import Kind
+from crust.kata.entry import Kind, Placeholders
 from crust.kata.go_runtime import GoRuntime
 from crust.kata.grants import Sandbox
 from crust.kata.keeper_watch import KeeperWatch
-from crust.kata.placeholders import Placeholders
 from crust.kata.preflight import FEATURES
 from crust.runtime_handler.blocking import keepers, process_of
 from tests.integration.kata.conftest import (
