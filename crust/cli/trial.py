@@ -45,12 +45,7 @@ _ENDING = (signal.SIGTERM, signal.SIGHUP)
 """They end the steps as Ctrl-C does."""
 _STAGED, _NOTE = "plugins/kubernetes.io/csi", "crust-try.json"
 _NOTE_MAX_BYTES = 65536
-_SENTENCES = {
-    "claimed": "claimed by {}",
-    "mounted": "mounted in {}",
-    "failed": "failed in {}",
-    "released": "released by {}",
-}
+_SHOWN_EVENTS = {"claimed": "by", "mounted": "in", "failed": "in", "released": "by"}
 
 
 class TrialRequest(pydantic.BaseModel, frozen=True, extra="forbid"):
@@ -212,8 +207,8 @@ class Trial:
     ) -> None:
         """Wait for an event. The volume's state is read only if the proxy had to drop some events."""
         async for event in events:
-            if event.target_path == self.target and event.kind in _SENTENCES:
-                self.show(_SENTENCES[event.kind].format(event.message))
+            if event.target_path == self.target and event.kind in _SHOWN_EVENTS:
+                self.show(f"{event.kind} {_SHOWN_EVENTS[event.kind]} {event.message}")
             if event.target_path == self.target and event.kind == kind:
                 return
             if event.kind == "missed" and bool((await self._entry()).sandbox_id) is is_claimed:

@@ -46,7 +46,8 @@ def checks(publish: ForgottenPublish, evidence: Evidence, kernel: Kernel) -> tup
     state = "does not exist" if is_gone else "exists: the kubelet knows the pod"
     names = kernel.processes_of(publish.pod_uid)
     found = f"still running: {', '.join(names[:5])}" if names else "no process is in a group of it"
-    users = (_claim(publish, evidence), *_device(publish, evidence, kernel))
+    claimed = _why_claimed(publish, evidence)
+    devices = tuple(_device(publish, evidence, kernel))
     # after all other looks: a publish since then is young
     if publish.mapped:
         parents = (os.path.dirname(publish.target), os.path.dirname(publish.mapped))
@@ -61,7 +62,8 @@ def checks(publish: ForgottenPublish, evidence: Evidence, kernel: Kernel) -> tup
         ProofCheck("visibility", not hidden, unseen if hidden else visible),
         ProofCheck("pod-directory", is_gone, f"{publish.pod_directory} {state}"),
         ProofCheck("pod-processes", not names, f"pod {publish.pod_uid}: {found}"),
-        *users,
+        ProofCheck("claim", not claimed, claimed or "no sandbox has claimed it"),
+        *devices,
         ProofCheck("age", age_s >= evidence.grace_s, age),
     )
 
@@ -79,21 +81,19 @@ def why_staged(publish: ForgottenPublish, grace_s: float) -> str:
     return "a kubelet works with it" if _age_s(publish.data) < grace_s else ""
 
 
-def _claim(publish: ForgottenPublish, evidence: Evidence) -> ProofCheck:
+def _why_claimed(publish: ForgottenPublish, evidence: Evidence) -> str:
+    """Why a sandbox has the volume, or may have it; empty if none has."""
     unreadable = [entry.entry for entry in evidence.entries if entry.state == "unreadable"]
     if unreadable:
-        text = f"the entry {unreadable[0]} cannot be read: it may be of this volume"
-        return ProofCheck("claim", proven=False, text=text)
+        return f"the entry {unreadable[0]} cannot be read: it may be of this volume"
     for entry in evidence.entries:
         if (entry.driver, entry.volume_id) != (publish.driver, publish.volume_id):
             continue
         if entry.sandbox_id or entry.state in ("claimed", "mounted"):
-            text = f"sandbox {entry.sandbox_id or '?'} has claimed it at {entry.target_path}"
-            return ProofCheck("claim", proven=False, text=text)
+            return f"sandbox {entry.sandbox_id or '?'} has claimed it at {entry.target_path}"
         if entry.target_path != publish.target:
-            text = f"it is deferred at {entry.target_path}"
-            return ProofCheck("claim", proven=False, text=text)
-    return ProofCheck("claim", proven=True, text="no sandbox has claimed it")
+            return f"it is deferred at {entry.target_path}"
+    return ""
 
 
 def _device(publish: ForgottenPublish, evidence: Evidence, kernel: Kernel) -> Iterator[ProofCheck]:
