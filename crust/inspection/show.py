@@ -71,7 +71,8 @@ def of_node(node: views.ProxyAnswer, warnings: tuple[views.Problem, ...] = ()) -
         if warnings:
             parts.append(_section("Warnings", output.table(views.WARNINGS, warnings, wide=wide)))
         for title, columns, rows in (
-            ("Drivers", views.DRIVERS_OF_STATUS, node.drivers),
+            # without the messages: the problems above have them
+            ("Drivers", views.DRIVERS[:-1], node.drivers),
             ("Handlers", views.HANDLERS[:-1], node.handlers),
             ("Volumes", views.VOLUMES, node.volumes),
         ):

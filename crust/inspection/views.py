@@ -212,9 +212,6 @@ DRIVERS = (
     Column("message"),
 )
 
-DRIVERS_OF_STATUS = DRIVERS[:-1]
-"""Without `message`: the problems above the drivers have it."""
-
 POOLS = (
     Column("driver", "name"),
     Column("pool", lambda row: row.pool.state, styles=STATES),
