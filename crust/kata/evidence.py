@@ -3,20 +3,32 @@
 A runtime names the machine's process in its own files or sockets (`go_runtime`, `rust_runtime`). Crust compares that
 with the kernel: a process is a sandbox's machine if the sandbox's id is in its arguments, its control group, or its
 parent's arguments, and a disk is attached if the process has the device open. A runtime's files may name a user of a
-device; they never prove that a device has no user.
+device; they never prove that a device has no user. A guest's numbers are checked here, too.
 """
 
 import abc
+import asyncio
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from crust.core import errors, volumes
+from crust.core.printable import printable
 from crust.handoff.record import Record
 from crust.host import answers
 from crust.host.files import listing
 from crust.host.process import hidden, syscalls
+from crust.wire.kata.v1 import agent_pb2
+
+ANSWER_S = 70.0
+"""How long a question to a shim may take: the shim's own limit is a minute."""
+_ANSWER_BYTES = 64 * 1024
+_USAGES_MAX = 8
+_UNITS = {
+    agent_pb2.VolumeUsage.BYTES: volumes.UsageUnit.BYTES,
+    agent_pb2.VolumeUsage.INODES: volumes.UsageUnit.INODES,
+}
 
 
 class VmUnknown(errors.NotReady):
@@ -81,6 +93,24 @@ class KataBuild(abc.ABC):
         """The guest's paths of the mounts of one container; "": not known, or not needed for `stats`."""
         return [""] * len(destinations)
 
+    async def ask_shim(self, sandbox_id: str, path: str) -> bytes:
+        """The body of a GET by HTTP on the shim's socket. Raises OSError and ValueError, with its text escaped."""
+        socket = f"{self.root}/{sandbox_id}/shim-monitor.sock"
+        reader, writer = await asyncio.open_unix_connection(socket)
+        try:
+            writer.write(f"GET {path} HTTP/1.1\r\nHost: shim\r\nConnection: close\r\n\r\n".encode())
+            answer = await reader.read(_ANSWER_BYTES)
+            while len(answer) < _ANSWER_BYTES and (part := await reader.read(_ANSWER_BYTES)):
+                answer += part
+        finally:
+            writer.close()
+        head, _, body = answer.partition(b"\r\n\r\n")
+        status = head.split(b" ", 2)[1:2]
+        if status != [b"200"]:
+            text = printable(body[:300].decode(errors="replace"))
+            raise ValueError(text or "an answer that is not HTTP")
+        return body
+
     @abc.abstractmethod
     async def stats(self, record: Record, use: Use) -> volumes.VolumeStats:
         """The numbers of the guest's kernel. Raises OSError and ValueError."""
@@ -141,3 +171,19 @@ def check_id(text: str) -> None:
     """Raise VmUnknown for a text that is no id: an id becomes a part of a path, and is searched for in texts."""
     if len(text) < 8 or not text.isascii() or not text.replace("-", "").replace("_", "").isalnum():
         raise VmUnknown(text[:64], "this is not an id of a sandbox or a container")
+
+
+def stats_of(answer: agent_pb2.VolumeStatsResponse) -> volumes.VolumeStats:
+    """The numbers of a guest. Raises ValueError for impossible numbers, and without a number of bytes."""
+    if len(answer.usage) > _USAGES_MAX or any(
+        max(line.total, line.used, line.available) >= 2**63 for line in answer.usage
+    ):
+        raise ValueError("an answer with impossible numbers")
+    usage = tuple(
+        volumes.VolumeUsage(_UNITS[line.unit], line.total, line.used, line.available)
+        for line in answer.usage
+        if line.unit in _UNITS
+    )
+    if not any(line.unit is volumes.UsageUnit.BYTES for line in usage):
+        raise ValueError("an answer without a number of bytes")
+    return volumes.VolumeStats(usage)

@@ -18,7 +18,7 @@ from crust.core import errors, volumes
 from crust.handoff.record import Record
 from crust.host.block import openers
 from crust.host.process import workers
-from crust.kata import evidence, shim_socket
+from crust.kata import evidence
 from crust.kata.evidence import Kind, Use, VmUnknown
 from crust.wire.kata.v1 import agent_pb2
 
@@ -77,9 +77,8 @@ class GoRuntime(evidence.KataBuild):
     async def stats(self, record: Record, use: Use) -> volumes.VolumeStats:
         device = await workers.run(os.path.realpath, record.device)
         quoted = urllib.parse.quote(urllib.parse.quote(device, safe=""), safe="")  # decoded twice
-        socket = f"{self.root}/{use.sandbox_id}/shim-monitor.sock"
-        async with asyncio.timeout(shim_socket.ANSWER_S):
-            body = await shim_socket.get(socket, f"/direct-volume/stats?path={quoted}")
+        async with asyncio.timeout(evidence.ANSWER_S):
+            body = await self.ask_shim(use.sandbox_id, f"/direct-volume/stats?path={quoted}")
         return parsed(body)
 
     def _read(self, path: str, sandbox_id: str, take: Callable[[Any], _Told]) -> _Told:
@@ -122,4 +121,4 @@ def parsed(body: bytes) -> volumes.VolumeStats:
         json_format.Parse(body, answer, ignore_unknown_fields=True)
     except (json_format.ParseError, RecursionError) as err:
         raise ValueError("an answer that cannot be read") from err
-    return shim_socket.stats(answer)
+    return evidence.stats_of(answer)

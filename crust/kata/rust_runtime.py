@@ -30,7 +30,7 @@ from crust.handoff.record import Record
 from crust.host import answers
 from crust.host.block import devices, openers
 from crust.host.process import arguments
-from crust.kata import evidence, shim_socket, ttrpc
+from crust.kata import evidence, ttrpc
 from crust.kata.evidence import Kind, Use, VmUnknown
 from crust.rpc.serving import sockets
 from crust.wire.kata.v1 import agent_pb2
@@ -123,10 +123,8 @@ class RustRuntime(evidence.KataBuild):
     async def stats(self, record: Record, use: Use) -> volumes.VolumeStats:
         if not use.guest_path:
             raise ValueError("the volume's mount in the guest cannot be distinguished from others")
-        async with asyncio.timeout(shim_socket.ANSWER_S):
-            answer = await shim_socket.get(
-                f"{self.root}/{use.sandbox_id}/shim-monitor.sock", "/agent-url"
-            )
+        async with asyncio.timeout(evidence.ANSWER_S):
+            answer = await self.ask_shim(use.sandbox_id, "/agent-url")
             url = answer.decode("ascii", "replace").strip()
             reader, writer = await _opened(url)
             try:
@@ -203,4 +201,4 @@ def parsed(data: bytes) -> volumes.VolumeStats:
         answer = agent_pb2.VolumeStatsResponse.FromString(data)
     except DecodeError as err:
         raise ValueError("an answer that cannot be read") from err
-    return shim_socket.stats(answer)
+    return evidence.stats_of(answer)
