@@ -79,7 +79,15 @@ class RuntimeApi:
                 why=f"a sandbox has it, and runtime handler {handler.name!r} does not offer STATS",
             )
         stats = await handler_calls.stats(handler, record.target, call.time_remaining())
-        await self._check_fits(record, stats)
+        greatest = max((usage.total for usage in stats.usage), default=0)
+        size_bytes = record.mount.capacity_bytes
+        # an image's record has its new size before the guest; a device's may not have it yet, but the kernel has
+        if greatest > size_bytes and record.image is None:
+            size_bytes = await workers.run(self.entries.devices.size_bytes, record.device)
+        if greatest > size_bytes:
+            raise crust_v1.ImplausibleStats(
+                f"a total of {greatest} on {record.shown_source}, which has {size_bytes} bytes"
+            )
         return runtime_pb2.RuntimeGetVolumeStatsResponse(
             usage=crust_v1.usages_to_wire(stats, types_pb2.VolumeUsage),
             volume_condition=crust_v1.condition_to_wire(
@@ -217,21 +225,6 @@ class RuntimeApi:
             return None
         return await self.handlers.owner(record.handler)
 
-    async def _check_fits(self, record: Record, stats: volumes.VolumeStats) -> None:
-        """Raise `ImplausibleStats` if a number of the statistics is greater than the device has bytes.
-
-        The record may not have the size after an expansion yet, so then the kernel is asked. The record of an image
-        has it: the size is written before the guest learns of it.
-        """
-        greatest = max((usage.total for usage in stats.usage), default=0)
-        size_bytes = record.mount.capacity_bytes
-        if greatest > size_bytes and record.image is None:
-            size_bytes = await workers.run(self.entries.devices.size_bytes, record.device)
-        if greatest > size_bytes:
-            raise crust_v1.ImplausibleStats(
-                f"a total of {greatest} on {record.shown_source}, which has {size_bytes} bytes"
-            )
-
     async def _condition(
         self,
         handler: Handler,
@@ -269,7 +262,12 @@ class RuntimeApi:
 
     async def _expand(self, target: volumes.TargetPath, capacity: volumes.CapacityRange) -> int:
         record = self.entries.table.expect(target.text)
-        size_bytes = await self._device_size(record, capacity)
+        if record.image is None:
+            size_bytes = await workers.run(self.entries.devices.size_bytes, record.device)
+        else:  # this host cannot see it: the runtime refuses a size that the image does not have
+            size_bytes = max(capacity.required_bytes, record.mount.capacity_bytes)
+            if size_bytes > record.mount.capacity_bytes:
+                await self._change(target, capacity_bytes=size_bytes)
         if capacity.limit_bytes and size_bytes > capacity.limit_bytes:
             raise errors.OutOfRange.named(
                 "DeviceTooLarge",
@@ -292,18 +290,6 @@ class RuntimeApi:
         if await self.entries.holder(record) is not None:
             await self._expand_in_sandbox(handler, record, size_bytes, capacity.limit_bytes)
         await self._change(target, capacity_bytes=size_bytes)
-        return size_bytes
-
-    async def _device_size(self, record: Record, capacity: volumes.CapacityRange) -> int:
-        """The size from the kernel; for an image the size of the request, which is written first.
-
-        This host cannot see an image's size: the runtime refuses a size that the image does not have.
-        """
-        if record.image is None:
-            return await workers.run(self.entries.devices.size_bytes, record.device)
-        size_bytes = max(capacity.required_bytes, record.mount.capacity_bytes)
-        if size_bytes > record.mount.capacity_bytes:
-            await self._change(record.target, capacity_bytes=size_bytes)
         return size_bytes
 
     async def _expand_in_sandbox(

@@ -110,14 +110,6 @@ class TargetRow:
     def is_unreadable(self) -> bool:
         return self.entry is not None and self.entry.record is None
 
-    def shares_with(self, other: Self) -> bool:
-        """Whether both have one volume, or devices that share bytes."""
-        if self.key == other.key:
-            return True
-        if self.devices is None or other.devices is None:
-            return False
-        return self.devices.shares_bytes_with(other.devices)
-
 
 def conflict(
     new: TargetRow, rows: Collection[TargetRow], *, deferred: bool = True
@@ -134,7 +126,10 @@ def conflict(
     if refusal is not None:
         return refusal
     for holder in rows:
-        if holder.name == new.name or not holder.shares_with(new):
+        shares = holder.key == new.key
+        if holder.devices is not None and new.devices is not None:
+            shares = shares or holder.devices.shares_bytes_with(new.devices)
+        if holder.name == new.name or not shares:
             continue
         if holder.is_unreadable:
             return _unreadable(new.key, holder, f"reserves its device, at {holder.path}")

@@ -87,19 +87,16 @@ class Unpublish:
             if begin_unpublish(seen, key) is not UnpublishPlan.DRIVER:
                 await workers.run(self._finish, target, seen, removal)
         except Exception:
-            await self._seal_again(target)
+            try:  # the guard stays on a target whose unpublish was refused
+                await workers.run(self._seal_guarded, target)
+            except errors.CrustError as error:
+                extra = {"target": target.text, "error": error}
+                _log.warning("not immutable any more", extra=extra)
             raise
         finally:
             if removal is not None:
                 removal.close()
         return response
-
-    async def _seal_again(self, target: volumes.TargetPath) -> None:
-        """The guard stays on a target whose unpublish was refused; what fails here is told, and hides no refusal."""
-        try:
-            await workers.run(self._seal_guarded, target)
-        except errors.CrustError as error:
-            _log.warning("not immutable any more", extra={"target": target.text, "error": error})
 
     def _seal_guarded(self, target: volumes.TargetPath) -> None:
         targets = self.entries.targets
