@@ -73,7 +73,11 @@ class Staging:
             residue = Residue.EXISTS
             # else the driver may still have an earlier stage: a kubelet must not forget it
             if is_first and (is_refused or not is_called):
-                residue = await self._undo(volume)
+                try:
+                    await workers.run(private_directories.remove_staging, paths)
+                    residue = Residue.NONE
+                except Exception as failure:  # the CO unstages
+                    _log.warning("private staging directory kept", extra={"error": failure})
             raise status.allowed_error("NodeStageVolume", crust_error, residue) from error
 
     async def _stage_block(self, volume: Volume, request: csi_pb2.NodeStageVolumeRequest) -> None:
@@ -83,15 +87,6 @@ class Staging:
         await self._node.NodeStageVolume(as_block.stage_request(request, paths), **volume.onward)
         await workers.run(private_directories.end_change, paths)
         self.requests[paths.key] = request
-
-    async def _undo(self, volume: Volume) -> Residue:
-        """Remove the record after a refused first stage. If it stays, the CO unstages."""
-        try:
-            await workers.run(private_directories.remove_staging, volume.paths)
-        except Exception as error:
-            _log.warning("private staging directory kept", extra={"error": error})
-            return Residue.EXISTS
-        return Residue.NONE
 
     async def ensure_block(
         self, volume: Volume, request: csi_pb2.NodePublishVolumeRequest, *, is_block: bool

@@ -43,7 +43,7 @@ BOUNDARIES = {
         1,
     ): "the client gets the error, and the claim stays",
     ("blockdriver/node/node_stage.py", "NodeStage.may_be_left", 1): "an undo: not seen is left",
-    ("csi_shim/wrap/staging.py", "Staging._undo", 1): "an undo: not done is left",
+    ("csi_shim/wrap/staging.py", "Staging.stage_as_block", 1): "an undo: not done is left",
     ("csi_shim/wrap/wrapped.py", "WrappedVolumes._undo", 1): "an undo: not done is left",
     (
         "blockdriver/ceph/connection.py",
