@@ -37,6 +37,8 @@ PROBLEMS_TIMEOUT_S = 2.0
 """An operator waits for the answers of all handlers."""
 
 _SHOWN_MAX = 4096
+_CODES = grpc.StatusCode
+_AWAY = (_CODES.UNAVAILABLE, _CODES.DEADLINE_EXCEEDED, _CODES.CANCELLED)
 
 
 class HandlerNotResponding(errors.PeerUnavailable):
@@ -126,8 +128,18 @@ async def _call(
     try:
         answer = await method(request, timeout=timeout_s, metadata=volume_metadata())
     except PeerStatus as refusal:
-        error = _error(handler, refusal)
-        handler.report(error if isinstance(error, HandlerNotResponding) else None)
+        error, why = status.to_error(refusal), refusal.why or refusal.what
+        is_away = refusal.code in _AWAY and not status.name_in(refusal.trailing)
+        if is_away:
+            error = HandlerNotResponding(handler.name, why)
+        elif refusal.code is grpc.StatusCode.NOT_FOUND:
+            # passed on unchanged, it would mean that the volume is not deferred or does not exist
+            error = errors.NotReady.named(
+                "VolumeUnknownToHandler",
+                f"runtime handler {handler.name!r} does not know the volume that its sandbox has",
+                why=refusal.what,
+            )
+        handler.report(error if is_away else None)
         raise error from refusal
     except asyncio.CancelledError as err:
         task = asyncio.current_task()
@@ -137,21 +149,3 @@ async def _call(
         raise HandlerNotResponding(handler.name, "it disconnected during the call") from err
     handler.report(None)
     return answer
-
-
-def _error(handler: Handler, refusal: PeerStatus) -> errors.CrustError:
-    away = (
-        grpc.StatusCode.UNAVAILABLE,
-        grpc.StatusCode.DEADLINE_EXCEEDED,
-        grpc.StatusCode.CANCELLED,
-    )
-    if refusal.code in away and not status.name_in(refusal.trailing):
-        return HandlerNotResponding(handler.name, refusal.why or refusal.what)
-    if refusal.code is grpc.StatusCode.NOT_FOUND:
-        # passed on unchanged, it would mean that the volume is not deferred or does not exist
-        return errors.NotReady.named(
-            "VolumeUnknownToHandler",
-            f"runtime handler {handler.name!r} does not know the volume that its sandbox has",
-            why=refusal.what,
-        )
-    return status.to_error(refusal)

@@ -168,12 +168,6 @@ def check_features(
             raise unsupported(handler.name, reason, feature)
 
 
-def check_limits(handler: Handler, limits: volumes.IoLimits) -> None:
-    """Raise `UnsupportedByHandler` if there are limits and the handler cannot enforce them."""
-    if limits != volumes.IoLimits() and HandlerFeature.IO_LIMITS not in handler.features:
-        raise unsupported(handler.name, "it has I/O limits", HandlerFeature.IO_LIMITS)
-
-
 def mount_of(
     wanted: Wanted,
     request: csi_pb2.NodePublishVolumeRequest,

@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Set
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 
 from crust.core import errors, operations, volumes
 from crust.core.supervised import supervised
@@ -44,6 +45,11 @@ _HANG_S = 5.0
 """How long a look waits for a guard mount, or for a device. The look reports a call that hangs, and goes on."""
 
 _LOOKS = "looks at the handoff directory"
+_HANGS = errors.PeerUnavailable.named(
+    "LookHangs",
+    "the handoff directory and the mounts are not looked at",
+    why=f"a system call of the last look has not returned within {_LATE_S:g} s",
+)
 _KINDS = {State.MOUNTED: "mounted", State.ERROR: "failed"}
 """The events for states of a claim, beside "claimed"."""
 
@@ -66,7 +72,8 @@ class Looks:
             must_list = self._targets.mounts_changed() or self._must_list
             began = self._table.clock
             known_names = {row.name for row in self._table.rows()}
-            late = asyncio.get_running_loop().call_later(_LATE_S, self._report_late)
+            report_late = partial(self._entries.health.report, _LOOKS, _HANGS, is_fatal=False)
+            late = asyncio.get_running_loop().call_later(_LATE_S, report_late)
             try:
                 names, rows, stacks = await workers.run(self._read, known_names, must_list)
             finally:
@@ -89,14 +96,6 @@ class Looks:
                 if not row.busy:
                     self._entries.report_problem(row.name, "entry", _entry_problem(row))
             return current
-
-    def _report_late(self) -> None:
-        hangs = errors.PeerUnavailable.named(
-            "LookHangs",
-            "the handoff directory and the mounts are not looked at",
-            why=f"a system call of the last look has not returned within {_LATE_S:g} s",
-        )
-        self._entries.health.report(_LOOKS, hangs, is_fatal=False)
 
     @asynccontextmanager
     async def following(

@@ -147,7 +147,10 @@ async def part(
                 ("runtime", methods_of(runtime, _RUNTIME), None),
             ):
                 service = Service(name, methods, health=daemon.health)
-                await stack.enter_async_context(_serving(settings.run_dir, service, stop, ports))
+                path = f"{settings.run_dir}/{name}.sock"
+                await stack.enter_async_context(ports.serving(path, service))
+                if stop is not None:  # it ends the streams before their socket ends
+                    stack.callback(stop)
             stack.push_async_callback(drivers.aclose)
             for served in settings.drivers:
                 await drivers.add(served)
@@ -157,19 +160,6 @@ async def part(
             "proxy serves", extra={"drivers": len(drivers.all()), "entries": len(table.entries())}
         )
         yield
-
-
-@asynccontextmanager
-async def _serving(
-    run_dir: str, service: Service, stop: Callable[[], None] | None, ports: Ports
-) -> AsyncIterator[None]:
-    """Serve one of the proxy's own services; `stop` ends its streams before its socket ends."""
-    async with ports.serving(f"{run_dir}/{service.name}.sock", service):
-        try:
-            yield
-        finally:
-            if stop is not None:
-                stop()
 
 
 def _export_metrics(

@@ -25,11 +25,11 @@ from typing import Any
 from crust.core import errors, volumes
 from crust.core.volumes import HandlerFeature
 from crust.handoff import claims
-from crust.handoff.record import Record
+from crust.handoff.record import Record, unsupported
 from crust.host.filesystems import mkfs
 from crust.host.process import workers
 from crust.proxy import handler_calls
-from crust.proxy.handlers import Handler, Handlers, check_limits
+from crust.proxy.handlers import Handler, Handlers
 from crust.proxy.table import Entries, Event
 from crust.proxy.target import TargetRow
 from crust.rpc import status
@@ -312,11 +312,12 @@ class RuntimeApi:
     async def _set_limits(self, target: volumes.TargetPath, limits: volumes.IoLimits) -> bool:
         record = self.entries.table.expect(target.text)
         handler = await self.handlers.owner(record.handler)
-        check_limits(handler, limits)
+        enforces = HandlerFeature.IO_LIMITS in handler.features
+        if limits != volumes.IoLimits() and not enforces:
+            raise unsupported(handler.name, "it has I/O limits", HandlerFeature.IO_LIMITS)
 
         async def limit_sandbox(to: volumes.IoLimits) -> None:
-            # otherwise there are no limits to remove
-            if HandlerFeature.IO_LIMITS in handler.features:
+            if enforces:  # otherwise there are no limits to remove
                 await handler_calls.set_limits(handler, target, to)
 
         holder = current = await self.entries.holder(record)

@@ -132,10 +132,14 @@ class CsiService:
     async def _node_unpublish(
         self, request: csi_pb2.NodeUnpublishVolumeRequest, data: bytes, call: Call
     ) -> bytes:
-        if not (request.defer_fs_ops or self._is_known(request)):
+        if not (request.defer_fs_ops or self._table.at(request.target_path)):
+            unchecked = self._unchecked_key(request.volume_id)
+            if self._table.of(unchecked):
+                # another spelling of a deferred target must not reach the driver, which would detach the device
+                volumes.TargetPath.parse(request.target_path)
             # excluded from operations: otherwise it could overtake a publish whose caller has given up, and the entry
             # of that publish would stay for good
-            with self._operations.shared(self._unchecked_key(request.volume_id)):
+            with self._operations.shared(unchecked):
                 await self._check_no_link(request, call.time_remaining())
                 return await self._backend.port.forward(call, data)
         key = self._key(request.volume_id)
@@ -153,15 +157,6 @@ class CsiService:
             left_s=call.time_remaining(),
         )
         return unpublished.SerializeToString()
-
-    def _is_known(self, request: csi_pb2.NodeUnpublishVolumeRequest) -> bool:
-        if self._table.at(request.target_path) is not None:
-            return True
-        key = self._unchecked_key(request.volume_id)
-        if self._table.of(key):
-            # another spelling of a deferred target must not reach the driver, which would detach the device
-            volumes.TargetPath.parse(request.target_path)
-        return False
 
     async def _check_no_link(
         self, request: csi_pb2.NodeUnpublishVolumeRequest, time_left_s: float | None
