@@ -29,11 +29,6 @@ class Claim:
         self._held = held
 
     @property
-    def blocking(self) -> blocking.Claim:
-        """The same claim, with calls that block: for a keeper (`crust.runtime_handler.blocking.keepers`)."""
-        return self._held
-
-    @property
     def record(self) -> Record:
         """The record at the time of the claim or adoption, with the group that a CO gave to the guard mount."""
         return self._held.record
@@ -50,7 +45,13 @@ class Claim:
     async def grow_and_report(
         self, grow: Callable[[], Awaitable[object]], *, process: Process | None = None
     ) -> None:
-        """See `blocking.Claim.grow_and_report`: after the sandbox has mounted the volume."""
+        """After the sandbox has mounted the volume: grow its filesystem to its device, then write claim.json.
+
+        `grow` is called unless the volume is read-only: a device grows while nobody has it mounted, and a clone can
+        be larger than its source (H-48). `grow` must not change a filesystem that fills its device. `process` is the
+        hypervisor's, if it was started after the claim. Raises as `blocking.Claim.report_mounted`, and the errors of
+        `grow`; then the state is not written.
+        """
         if not self.record.readonly:
             await grow()
         await threads.run(functools.partial(self._held.report_mounted, process))

@@ -15,7 +15,7 @@ namespace): a virtual machine that lost its runtime has the device open plainly.
 import contextlib
 import datetime
 import os
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Self
 
 from crust.core import credentials, errors, logs, traces, volumes
@@ -24,7 +24,7 @@ from crust.handoff.record import Record
 from crust.host import answers
 from crust.host.block import devices, users
 from crust.host.block.users import Purpose
-from crust.host.process import open_files, processes, syscalls, workers
+from crust.host.process import open_files, processes, syscalls
 from crust.host.process.processes import Process
 
 
@@ -85,22 +85,11 @@ class Claim:
         lock_fd = self._lock.fd if self._lock is not None else -1
         return tuple(fd for fd in (lock_fd, self._device_fd) if fd >= 0)
 
-    async def grow_and_report(
-        self, grow: Callable[[], Awaitable[object]], *, process: Process | None = None
-    ) -> None:
-        """After the sandbox has mounted the volume: grow its filesystem to its device, then write claim.json.
-
-        `grow` is called unless the volume is read-only: a device grows while nobody has it mounted, and a clone can
-        be larger than its source (H-48). `grow` must not change a filesystem that fills its device. `process` is the
-        hypervisor's, if it was started after the claim. Raises as `report_mounted`, and the errors of `grow`; then
-        the state is not written.
-        """
-        if not self.record.readonly:
-            await grow()
-        await workers.run(self.report_mounted, process)
-
     def report_mounted(self, process: Process | None = None) -> None:
         """Write into claim.json that the sandbox has mounted the volume, and which hypervisor it has (H-24).
+
+        The guest has grown a filesystem that it writes to its device by then (H-48). `process` is the hypervisor's,
+        if it was started after the claim.
 
         Raises `ClaimLost` after `hand_over`, and if the claim names another process already.
         """

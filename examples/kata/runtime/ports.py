@@ -197,8 +197,8 @@ class Claim(Protocol):
     def fds(self) -> tuple[int, ...]:
         """The claim lock and the exclusive hold on the device; empty after `hand_over` and `close`."""
 
-    async def grow_and_report(self, grow: Callable[[], Awaitable[object]]) -> None:
-        """Grow the filesystem, and write "mounted" into claim.json."""
+    def report_mounted(self) -> None:
+        """Write "mounted" into claim.json."""
 
     def report_error(self, error: str) -> None:
         """Write the reason into claim.json."""

@@ -172,7 +172,9 @@ async def _attach_and_mount(volume: SandboxVolume, vm: ports.Vm, handoff: ports.
     await vm.limit(volume.serial, record.mount.io_limits)
     with traces.span("GuestMount"):
         await _mount(volume, vm, handoff)
-    await volume.claim.grow_and_report(lambda: vm.guest.grow(volume.serial, disk.size_bytes))
+    if not record.readonly:  # its device may have grown while nobody had it mounted (H-48)
+        await vm.guest.grow(volume.serial, disk.size_bytes)
+    await asyncio.to_thread(volume.claim.report_mounted)
     _log.info("mounted", extra={"target": record.target.text, "vm": vm.name})
 
 

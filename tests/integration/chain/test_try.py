@@ -82,7 +82,7 @@ async def test_try_reports_even_a_sandbox_that_ends_at_once(
     )
     claim = await asyncio.to_thread(_claim_when_published, chain.places.volumes)
     await _shown(capsys, "claimed by sandbox box")  # as a guest that boots
-    await claim.grow_and_report(_nothing)
+    await asyncio.to_thread(claim.report_mounted)
     await asyncio.to_thread(claim.release)
     assert await trying == 0
     assert "released by sandbox box" in capsys.readouterr().out
@@ -96,7 +96,7 @@ async def test_try_shows_the_mount_and_why_the_sandbox_failed(
         trial.try_publish(chain.places.run, trial_request(chain, wait_s=60))
     )
     claim = await asyncio.to_thread(_claim_when_published, chain.places.volumes)
-    await claim.grow_and_report(_nothing)
+    await asyncio.to_thread(claim.report_mounted)
     await _shown(capsys, "mounted in sandbox box")
     await asyncio.to_thread(claim.report_error, "the guest's kernel panicked")
     await _shown(capsys, "failed in sandbox box: the guest's kernel panicked")
@@ -193,10 +193,6 @@ async def _shown(capsys: pytest.CaptureFixture[str], wanted: str) -> None:
         while wanted not in printed:
             printed += capsys.readouterr().out
             await asyncio.sleep(0.05)
-
-
-async def _nothing() -> None:
-    """The filesystem fills its device."""
 
 
 async def crust(chain: BlockNode, *words: str, answer: str = "") -> Result:

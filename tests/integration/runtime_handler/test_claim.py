@@ -17,6 +17,7 @@ from crust.handoff.record import UnreadableHandoffRecord
 from crust.handoff.store import Store
 from crust.host.block import devices, holders, openers, users
 from crust.host.mounts import mount_api
+from crust.runtime_handler import claims as coroutines
 from crust.runtime_handler.blocking import (
     Claim,
     ClaimLost,
@@ -36,7 +37,7 @@ from tests.integration.runtime_handler.conftest import (
 )
 from tests.support.faults import crashes
 from tests.support.raised import raised
-from tests.support.records.records import HANDLER, TARGET, nothing_to_grow
+from tests.support.records.records import HANDLER, TARGET
 
 pytestmark = pytest.mark.root
 
@@ -66,7 +67,7 @@ def test_claim_names_its_sandbox_and_holds_the_device_exclusively(
     subprocess.run(["mkfs.ext4", "-q", volume.path], check=True, timeout=30)
     store.write(record_of(volume, TARGET))
     with _claim(store) as claim:
-        asyncio.run(claim.grow_and_report(nothing_to_grow))
+        claim.report_mounted()
         held = claims.read(store.layout.entry(TARGET))
         assert held is not None
         assert (held.sandbox_id, held.state, held.live) == (ONE, State.MOUNTED, True)
@@ -255,7 +256,7 @@ def test_adopted_claim_cannot_end_before_it_is_written(
         hypervisor.kill()
     with pytest.raises(HeldBySandbox, match="sandbox-1"):
         _claim(store, TWO)
-    asyncio.run(adopted.grow_and_report(nothing_to_grow))
+    adopted.report_mounted()
     adopted.close()
     with _claim(store, TWO):
         written = claims.read(store.layout.entry(TARGET))
@@ -337,7 +338,7 @@ def test_report_does_not_overwrite_another_sandboxs_claim(store: Store, device: 
     old.close()  # the hypervisor is dead
     with _claim(store, TWO):
         with pytest.raises(ClaimLost, match="handed over"):
-            asyncio.run(old.grow_and_report(nothing_to_grow))
+            old.report_mounted()
         with pytest.raises(HeldBySandbox, match="sandbox-2"):
             old.release()
     written = claims.read(store.layout.entry(TARGET))
@@ -481,9 +482,9 @@ def test_writable_volume_is_mounted_only_when_it_was_grown(
         claim = _claim(store, ONE, target)
         if not readonly:
             with pytest.raises(errors.RuntimeFailed):
-                asyncio.run(claim.grow_and_report(fails))
+                asyncio.run(coroutines.Claim(claim).grow_and_report(fails))
             assert claim_of(store, target).state is State.CLAIMED
-        asyncio.run(claim.grow_and_report(grow))
+        asyncio.run(coroutines.Claim(claim).grow_and_report(grow))
         assert grown == ([] if readonly else [target])
         assert claim_of(store, target).state is State.MOUNTED
         claim.release()

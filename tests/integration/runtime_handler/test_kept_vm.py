@@ -1,6 +1,5 @@
 """Keeper and standby are killed while the VM lives: nobody else gets its volumes, it gets its claims again (H-46)."""
 
-import asyncio
 import contextlib
 import errno
 import itertools
@@ -40,7 +39,7 @@ from tests.integration.runtime_handler.conftest import (
     vm_process,
 )
 from tests.support import processes
-from tests.support.records.records import HANDLER, TARGET, nothing_to_grow
+from tests.support.records.records import HANDLER, TARGET
 from tests.support.runtimes.keeper_processes import kill_all_keepers
 
 pytestmark = [pytest.mark.root, pytest.mark.spec("H-46")]
@@ -58,7 +57,7 @@ def record(claim: Claim, vm: kept_vm.KeptVm) -> Record:
     """A volume that the VM has mounted, and whose claim its keeper holds."""
     with keepers.start(vm.socket, vm.process) as line:
         line.hold("a", claim.fds)
-    asyncio.run(claim.grow_and_report(nothing_to_grow))
+    claim.report_mounted()
     claim.hand_over(*line.pids)
     return claim.record
 
@@ -129,7 +128,7 @@ def test_vm_is_killed_where_another_sandbox_has_its_volume(
     kill_all_keepers(vm.socket)
     _lose_claim(store)
     with claim_volume(store.root, TARGET, TWO, HANDLER) as other:
-        asyncio.run(other.grow_and_report(nothing_to_grow))
+        other.report_mounted()
         with pytest.raises(kept_vm.VmKilled, match="sandbox-2"):
             vm.recover({"a": TARGET})
         assert process.wait() == -signal.SIGKILL

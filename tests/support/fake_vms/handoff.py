@@ -2,7 +2,7 @@
 
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from crust.core import errors, volumes
@@ -51,9 +51,7 @@ class FakeClaim:
         running = [body.process for body in self.world.bodies.values() if not body.ended.is_set()]
         return not self.is_given_back and self.vm != claimant and self.vm in running
 
-    async def grow_and_report(self, grow: Callable[[], Awaitable[object]]) -> None:
-        if not self.record.readonly:
-            await grow()
+    def report_mounted(self) -> None:
         assert self.ours, "written without the lock"
         self.states.append((State.MOUNTED, ""))
 

@@ -35,7 +35,3 @@ def a_record(target: volumes.TargetPath | str = TARGET, **mount: object) -> Reco
     where = volumes.TargetPath.parse(target) if isinstance(target, str) else target
     record = Record.of(replace(MOUNT, **mount), KEY, where, HANDLER)  # type: ignore[arg-type]
     return record.replaced(published_at=PUBLISHED_AT)
-
-
-async def nothing_to_grow() -> None:
-    """The filesystem has the size of its device."""

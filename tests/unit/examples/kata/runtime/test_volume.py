@@ -1,7 +1,6 @@
 """One volume in one sandbox: the claim lives exactly as long as the guest may have the device."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -162,7 +161,7 @@ async def test_dead_vm_holds_no_claim(world: World) -> None:
 class FullDisk(FakeClaim):
     """A claim whose claim.json cannot be written."""
 
-    async def grow_and_report(self, grow: Callable[[], Awaitable[object]]) -> None:
+    def report_mounted(self) -> None:
         raise errors.Exhausted("no space left")
 
     def report_error(self, error: str) -> None:
