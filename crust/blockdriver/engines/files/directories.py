@@ -195,13 +195,15 @@ class Directories:
 
     def unsettled(self) -> tuple[volumes.VolumeId, ...]:
         """The ids of unfinished volumes and sets, also after a failed removal."""
-        return tuple({_id_of(name) for name in self._names() if name.startswith((_NEW, _GONE))})
+        unsettled = [name for name in self._names() if name.startswith((_NEW, _GONE))]
+        ids = {name.removeprefix(_NEW).removeprefix(_GONE).partition(".")[0] for name in unsettled}
+        return tuple(map(volumes.VolumeId, ids))
 
     def settle(self, volume_or_set_id: str) -> None:
         """Remove an unfinished volume or set; a part that cannot be removed is in the log, and stays."""
         durable.sync_directory(self.directory)  # a removal may have failed at that
         for name in self._names():
-            if name.startswith((_NEW, _GONE)) and _id_of(name) == volume_or_set_id:
+            if name == _NEW + volume_or_set_id or name.startswith(f"{_GONE}{volume_or_set_id}."):
                 _free(self.directory / name)
 
     def _names(self) -> list[str]:
@@ -279,10 +281,6 @@ def _replace(fd: int, path: Place, data: bytes) -> None:
             os.fdatasync(fd)
             return
     durable.write_file(path, data)
-
-
-def _id_of(name: str) -> volumes.VolumeId:
-    return volumes.VolumeId(name.removeprefix(_NEW).removeprefix(_GONE).partition(".")[0])
 
 
 def _free(directory: Place) -> None:

@@ -36,9 +36,9 @@ import stat
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field
 from functools import partial
 
 from crust.blockdriver.engines.files.directories import Directories, VolumeDirectories
@@ -52,6 +52,7 @@ _SHORT_S, _PAUSE_FACTOR = 0.02, 50
 """After a look at extents that took longer, changed contents of the family cause none for fifty times as long."""
 _NO_NUMBER = 1 << 62
 """More than any filesystem has: how much a file has that cannot be looked at."""
+_ABSENT = (errno.ENOENT,)
 _BLOCK_BYTES = 512
 """The unit of st_blocks, whatever the filesystem's."""
 
@@ -74,12 +75,8 @@ class Counted:
     snapshot_bytes: int = 0
 
     @classmethod
-    def sum_of(cls, numbers: Collection["Counted"]) -> "Counted":
-        return cls(
-            sum(each.own_bytes for each in numbers),
-            sum(each.unseen_bytes for each in numbers),
-            sum(each.snapshot_bytes for each in numbers),
-        )
+    def sum_of(cls, numbers: Iterable["Counted"]) -> "Counted":
+        return cls(*map(sum, zip(*map(astuple, numbers), strict=True)))
 
 
 @dataclass(eq=False)
@@ -254,17 +251,21 @@ class OwnBlocks:
         self._unseen = set()
         present: dict[str, tuple[_File, ...]] = {}
         for one in again:
-            files = answers.ask(one, partial(self._files_of, one))
-            if not isinstance(files, answers.Present):
+            found = answers.ask(one, partial(self._files_of, one))
+            if not isinstance(found, answers.Present):
                 self._unseen.add(one)
-            present[one] = files.value if isinstance(files, answers.Present) else ()
+            present[one] = found.value if isinstance(found, answers.Present) else ()
         changed = {one for one, files in present.items() if self._files.get(one, ()) != files}
-        is_strange = any(self._is_strange(one, files) for one, files in present.items())
-        new = changed - self._files.keys()
-        for one in again:
+        is_strange, new = False, changed - self._files.keys()
+        for one, files in present.items():
             is_gone = one not in self._changing
-            if present[one]:
-                self._files[one] = present[one]
+            if files and one not in self._making:  # has the driver made these files?
+                known = {file.inode for file in self._files.get(one, ())}
+                is_new = one in self._changed | self._changing.keys()
+                is_known = is_new or known == {file.inode for file in files}
+                is_strange = is_strange or not is_known or one not in self._family_of
+            if files:
+                self._files[one] = files
             elif one in self._files or (is_gone and one in self._family_of):
                 self._drop(one, is_gone=is_gone)
         if is_strange:
@@ -276,23 +277,17 @@ class OwnBlocks:
     def _files_of(self, volume_or_set_id: str) -> tuple[_File, ...]:
         """The files of a volume or set; of a set that is being made as those of a volume. Raises `NotSeen`."""
         home = self._making.get(volume_or_set_id)
-        is_volume = self._directories.is_id(volume_or_set_id)
-        if home is not None:
-            # a clone for a snapshot has no blocks of its own yet
-            return _listed(home) if is_volume or not self._clones() else ()
-        if is_volume:
-            file = _look_at(self._directories.image(VolumeId(volume_or_set_id)))
-            return () if file is None else (file,)
-        return _listed(self._sets.directory / volume_or_set_id, is_snapshot=True)
-
-    def _is_strange(self, volume_or_set_id: str, files: tuple[_File, ...]) -> bool:
-        """Whether the driver has not made these files."""
-        if not files or volume_or_set_id in self._making:
-            return False
-        known = {file.inode for file in self._files.get(volume_or_set_id, ())}
-        is_ours = volume_or_set_id in self._family_of
-        is_new = volume_or_set_id in self._changed | self._changing.keys()
-        return not is_ours or not (is_new or known == {file.inode for file in files})
+        is_made, is_volume = home is None, self._directories.is_id(volume_or_set_id)
+        if not is_made and not is_volume and self._clones():
+            return ()  # a clone for a snapshot has no blocks of its own yet
+        if is_made and is_volume:
+            paths = [self._directories.image(VolumeId(volume_or_set_id))]
+        else:
+            home = home or self._sets.directory / volume_or_set_id
+            listed = answers.ask(f"the blocks of {home}", partial(os.listdir, home), absent=_ABSENT)
+            paths = [home / name for name in answers.seen(listed) or ()]
+        files = (_look_at(path, is_snapshot=is_made and not is_volume) for path in paths)
+        return tuple(file for file in files if file is not None)
 
     def _drop(self, volume_or_set_id: str, *, is_gone: bool = True) -> None:
         """Not count a volume or set any more. Until it `is_gone`, others may share its blocks."""
@@ -351,9 +346,9 @@ class OwnBlocks:
         # own blocks that took the place of shared ones since the last look count as others'
         for family in self._estimated:
             seen = family.seen
-            blocks_bytes = sum(file.blocks_bytes for file in self._files_in(family))
-            shared_bytes = family.blocks_bytes - seen.own_bytes
-            own_bytes = blocks_bytes - shared_bytes
+            files = (file for one in family.members for file in self._files.get(one, ()))
+            blocks_bytes = sum(file.blocks_bytes for file in files)
+            own_bytes = blocks_bytes - (family.blocks_bytes - seen.own_bytes)
             if self._is_btrfs():
                 own_bytes = min(own_bytes, seen.own_bytes)
             own_bytes = max(own_bytes, 0)
@@ -367,33 +362,24 @@ class OwnBlocks:
                 if self._is_btrfs():
                     btrfs.commit(self._directories.directory)
                 self._is_uncommitted = False
-            files = self._files_in(family)
-            family.seen = family.counted = self._counted(files)
-            family.blocks_bytes = sum(file.blocks_bytes for file in files)
+            files = {file for one in family.members for file in self._files.get(one, ())}
+            snapshots = {file for file in files if file.is_snapshot}
+            own_bytes = family.blocks_bytes = sum(file.blocks_bytes for file in files)
+            snapshot_bytes = sum(file.blocks_bytes for file in snapshots)
+            unseen_bytes = 0
+            if self._clones() and (len(files) > 1 or (files and self._is_btrfs())):
+                own_bytes, unseen_bytes = 0, own_bytes
+                occupied = extents.Occupied()
+                if _add(occupied, [file.path for file in snapshots]):
+                    snapshot_bytes = occupied.most_bytes()
+                    rest = [file.path for file in files - snapshots]
+                    if _add(occupied, rest, shared=not self._is_btrfs()):
+                        own_bytes = occupied.least_bytes()
+                        unseen_bytes = occupied.most_bytes() - own_bytes
+            family.seen = family.counted = Counted(own_bytes, unseen_bytes, snapshot_bytes)
             took_s = time.monotonic() - began_s
             family.due_at_s = began_s + (_PAUSE_FACTOR * took_s if took_s > _SHORT_S else 0)
             self._estimated.discard(family)
-
-    def _files_in(self, family: _Family) -> set[_File]:
-        return {file for one in family.members for file in self._files.get(one, ())}
-
-    def _counted(self, files: Collection[_File]) -> Counted:
-        by_blocks = Counted(
-            own_bytes=sum(file.blocks_bytes for file in files),
-            snapshot_bytes=sum(file.blocks_bytes for file in files if file.is_snapshot),
-        )
-        if not files or not self._clones() or (len(files) == 1 and not self._is_btrfs()):
-            return by_blocks
-        occupied = extents.Occupied()
-        snapshots = {file.path for file in files if file.is_snapshot}
-        if not _add(occupied, snapshots):
-            return replace(by_blocks, own_bytes=0, unseen_bytes=by_blocks.own_bytes)
-        snapshot_bytes = occupied.most_bytes()
-        rest = {file.path for file in files} - snapshots
-        if not _add(occupied, rest, shared=not self._is_btrfs()):
-            return Counted(0, by_blocks.own_bytes, snapshot_bytes)
-        own_bytes = occupied.least_bytes()
-        return Counted(own_bytes, occupied.most_bytes() - own_bytes, snapshot_bytes)
 
 
 def _add(occupied: extents.Occupied, files: Iterable[str], *, shared: bool = True) -> bool:
@@ -409,19 +395,12 @@ def _add(occupied: extents.Occupied, files: Iterable[str], *, shared: bool = Tru
 def _look_at(path: Place, *, is_snapshot: bool = False) -> _File | None:
     """The regular file at the path, if there is one. Raises `NotSeen`."""
     what = f"the blocks of {path}"
-    status = answers.seen(answers.ask(what, lambda: os.lstat(path), absent=(errno.ENOENT,)))
+    status = answers.seen(answers.ask(what, lambda: os.lstat(path), absent=_ABSENT))
     if status is None or not stat.S_ISREG(status.st_mode):
         return None
     blocks_bytes = status.st_blocks * _BLOCK_BYTES
     changed_ns = (status.st_mtime_ns, status.st_ctime_ns)
     return _File(os.fspath(path), is_snapshot, status.st_ino, blocks_bytes, changed_ns)
-
-
-def _listed(home: Place, *, is_snapshot: bool = False) -> tuple[_File, ...]:
-    what = f"the blocks of {home}"
-    names = answers.seen(answers.ask(what, lambda: os.listdir(home), absent=(errno.ENOENT,)))
-    listed = (_look_at(home / name, is_snapshot=is_snapshot) for name in names or ())
-    return tuple(file for file in listed if file is not None)
 
 
 def _blocks_bytes(path: Place) -> int:

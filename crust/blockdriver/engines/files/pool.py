@@ -95,7 +95,24 @@ class DirectoryPool:
                     raise self._absent("no pool.json")
             elif remembered not in ("", identity.pool_id):
                 raise self._absent(f"the pool {identity.pool_id}")
-            self._check_folders()
+            with (
+                syscalls.translating(f"cannot list {self.shown}"),
+                os.scandir(self.directory / ".") as entries,
+            ):
+                unknown = [
+                    entry.name
+                    for entry in entries
+                    if entry.name not in (*_FOLDERS, *_OTHERS)
+                    and not entry.name.startswith(".")
+                    and entry.is_dir(follow_symlinks=False)
+                    and os.listdir(entry)
+                ]
+            if unknown:  # it may hold the volumes of another layout
+                raise UnknownPoolLayout(
+                    self.shown,
+                    f"{self.directory / min(unknown)} is not empty, and no folder of this version",
+                    "run the version of crust that wrote it; if it is not of the pool, move it elsewhere",
+                )
         except errors.CrustError:
             self.directory.let_go()
             raise
@@ -123,10 +140,21 @@ class DirectoryPool:
         if self._served.setdefault("", file) != file:
             self._served = {"": file}
         for name in _FOLDERS:
-            self._hold(name)
-            durable.remove_temporary_files(self.directory / name)
+            folder = self.directory / name
+            try:
+                self.directory.hold_folder(name)
+            except errors.NotFound as err:
+                if name in self._served:
+                    raise DirectoryReplaced(str(folder)) from err
+                durable.make_directory(folder, 0o700)
+                self.directory.hold_folder(name)
+            status = os.stat(folder)
+            held = status.st_dev, status.st_ino
+            if self._served.setdefault(name, held) != held:
+                raise DirectoryReplaced(str(folder))
+            durable.remove_temporary_files(folder)
             # A killed process may have left names unsynced, and the driver relies on them from now on.
-            durable.sync_directory(self.directory / name)
+            durable.sync_directory(folder)
         durable.sync_directory(self.directory / ".")
 
     def check_in_place(self) -> None:
@@ -151,20 +179,6 @@ class DirectoryPool:
             self._lock.close()
             self._lock = None
         self.directory.let_go()
-
-    def _hold(self, name: str) -> None:
-        folder = self.directory / name
-        try:
-            self.directory.hold_folder(name)
-        except errors.NotFound as err:
-            if name in self._served:
-                raise DirectoryReplaced(str(folder)) from err
-            durable.make_directory(folder, 0o700)
-            self.directory.hold_folder(name)
-        status = os.stat(folder)
-        identity = status.st_dev, status.st_ino
-        if self._served.setdefault(name, identity) != identity:
-            raise DirectoryReplaced(str(folder))
 
     def _absent(self, present: str) -> PoolAbsent:
         remembered = self._remembered()
@@ -217,25 +231,3 @@ class DirectoryPool:
                     f"the pool has no identity: {self._identity!s} is missing",
                     why=f"{path / min(names)!s} exists, and a new identity would make the pool's volumes unknown",
                 )
-
-    def _check_folders(self) -> None:
-        """Raise `UnknownPoolLayout` for a folder that may hold the volumes of another layout."""
-        with (
-            syscalls.translating(f"cannot list {self.shown}"),
-            os.scandir(self.directory / ".") as entries,
-        ):
-            unknown = [
-                entry.name
-                for entry in entries
-                if entry.name not in (*_FOLDERS, *_OTHERS)
-                and not entry.name.startswith(".")
-                and entry.is_dir(follow_symlinks=False)
-                and os.listdir(entry)
-            ]
-        if unknown:
-            first = self.directory / min(unknown)
-            raise UnknownPoolLayout(
-                self.shown,
-                f"{first} is not empty, and no folder of this version",
-                "run the version of crust that wrote it; if it is not of the pool, move it elsewhere",
-            )

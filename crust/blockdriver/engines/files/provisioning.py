@@ -9,7 +9,6 @@ differ; on other filesystems they do not.
 """
 
 import contextlib
-import logging
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -47,8 +46,6 @@ _IN_PLACE = ("ext4", "xfs", "tmpfs")
 snapshot shares extents, and one that is overwritten in part keeps all of its blocks."""
 _LARGEST_FILE_BYTES = 16 * 1024**4 - 1024**2
 """The largest file of ext4 with 4 KiB blocks; a pool may be larger, a single file may not."""
-
-_log = logging.getLogger(__name__)
 
 
 class PoolNotUsable(errors.NotReady):
