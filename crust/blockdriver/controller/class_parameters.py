@@ -21,6 +21,7 @@ from crust.core.deferral_keys import DEFER, ENCRYPTION, FORMAT_IN, RUNTIME_HANDL
 from crust.host.filesystems import mkfs
 
 _QUANTITY = re.compile(r"(0|[1-9][0-9]{0,14})(Ki|Mi|Gi|Ti|k|M|G|T)?")
+"""A whole number in Kubernetes' form, without fraction and sign."""
 _UNITS = {
     "": 1, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40,
     "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12,
@@ -55,8 +56,9 @@ def parse_mutable(mutable_parameters: Mapping[str, str]) -> Changes:
     for key, (name, least, most) in _RANGES.items():
         if key not in mutable_parameters:
             continue
-        number = quantity(mutable_parameters[key])
-        if number is None or (number != 0 and not least <= number <= most):
+        match = _QUANTITY.fullmatch(mutable_parameters[key])
+        number = int(match[1]) * _UNITS[match[2] or ""] if match else -1
+        if number != 0 and not least <= number <= most:
             raise errors.InvalidRequest.named(
                 "InvalidIoLimit",
                 f"the parameter {key} cannot be {mutable_parameters[key][:64]!r}",
@@ -64,12 +66,6 @@ def parse_mutable(mutable_parameters: Mapping[str, str]) -> Changes:
             )
         changes.append((name, number))
     return tuple(sorted(changes))
-
-
-def quantity(text: str) -> int | None:
-    """A whole number in Kubernetes' form, without fraction and sign; None for any other text."""
-    match = _QUANTITY.fullmatch(text)
-    return int(match[1]) * _UNITS[match[2] or ""] if match else None
 
 
 FS_TYPE = f"{deferral_keys.KUBERNETES}fstype"
@@ -82,13 +78,6 @@ IN_CONTEXTS = (deferral_keys.KUBERNETES, "storage.kubernetes.io/")
 _IN_CONTEXT = (DEFER, RUNTIME_HANDLER, FORMAT_IN, ENCRYPTION, deferral_keys.GROW_IN)
 KEYS = (FS_TYPE, PROVISIONING, *_IN_CONTEXT, *mkfs.KEYS, *LIMIT_KEYS)
 _DEFER_VALUES = tuple(value.value for value in Defer)
-
-
-class InvalidParameter(errors.InvalidRequest):
-    def __init__(self, key: str, value: str, allowed: str) -> None:
-        super().__init__(
-            f"the parameter {key} cannot be {value[:64]!r}", why=f"it must be {allowed}"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,16 +94,26 @@ class Parameters:
 
 def parse(parameters: Mapping[str, str], fs_types: tuple[str, ...]) -> Parameters:
     """Read; raises `UnknownParameter`, `InvalidParameter`, `deferral_keys.InvalidDeferKey`, `InvalidIoLimit`."""
-    kept: dict[str, str] = {}
+    choices = {FS_TYPE: fs_types, PROVISIONING: ("thin", "thick"), DEFER: _DEFER_VALUES}
     for key, value in parameters.items():
-        if key in KEYS:
-            kept[key] = _checked(key, value, fs_types)
-        elif not key.startswith(deferral_keys.KUBERNETES):
+        if key not in KEYS and not key.startswith(deferral_keys.KUBERNETES):
             raise errors.InvalidRequest.named(
                 "UnknownParameter",
                 f"the parameter {key[:128]!r} is not known",
                 why=f"this driver knows {', '.join((POOL, *KEYS))}",
             )
+        allowed = mkfs.allowed(key, value) if key in mkfs.KEYS else ""
+        if value not in choices.get(key, (value,)):
+            allowed = f"one of {', '.join(choices[key])}"
+        if key == RUNTIME_HANDLER and not value:
+            allowed = "the name of a runtime handler"
+        if allowed:
+            raise errors.InvalidRequest.named(
+                "InvalidParameter",
+                f"the parameter {key} cannot be {value[:64]!r}",
+                why=f"it must be {allowed}",
+            )
+    kept = {key: value for key, value in parameters.items() if key in KEYS}
     deferral_keys.format_in(kept)
     if deferral_keys.GROW_IN in kept:
         deferral_keys.grows_on_host(kept)
@@ -126,17 +125,3 @@ def parse(parameters: Mapping[str, str], fs_types: tuple[str, ...]) -> Parameter
 def volume_context(kept: Mapping[str, str]) -> dict[str, str]:
     """The recorded parameters that every later call gets: the choice of the mounter, and nothing that may change."""
     return {key: kept[key] for key in _IN_CONTEXT if key in kept}
-
-
-def _checked(key: str, value: str, fs_types: tuple[str, ...]) -> str:
-    if key == FS_TYPE and value not in fs_types:
-        raise InvalidParameter(key, value, f"one of {', '.join(fs_types)}")
-    if key == PROVISIONING and value not in ("thin", "thick"):
-        raise InvalidParameter(key, value, "thin or thick")
-    if key == DEFER and value not in _DEFER_VALUES:
-        raise InvalidParameter(key, value, f"one of {', '.join(_DEFER_VALUES)}")
-    if key == RUNTIME_HANDLER and not value:
-        raise InvalidParameter(key, value, "the name of a runtime handler")
-    if key in mkfs.KEYS and (allowed := mkfs.allowed(key, value)):
-        raise InvalidParameter(key, value, allowed)
-    return value

@@ -60,7 +60,7 @@ class Provisioner:
         """Create the volume; an equal volume is a success. Returns its record.
 
         Raises `capability_check.CapabilityNotSupported`, `UnknownParameter`,
-        `class_parameters.InvalidParameter`, ThickNotPossible, `VolumeSizeNotPossible`, `VolumeExistsDifferently`,
+        InvalidParameter, ThickNotPossible, `VolumeSizeNotPossible`, `VolumeExistsDifferently`,
         `OrphanImage`, `topology.TopologyNotAccessible`, `OutOfCapacity`, the errors of `content_source`;
         `ImageMissing`, `ForeignImage` for an existing volume whose image is gone: the driver never recreates it under
         the name of its lost data.
@@ -85,10 +85,12 @@ class Provisioner:
         present = self.stores.volume_records.find(self.stores.pool.ids.volume_id(request.name))
         planned = self._plan(request, parameters, present)
         if present is not None:
+            size_bytes, asked = present.capacity_bytes, request.size_range
+            limit_bytes = asked.limit_bytes or size_bytes
             is_same = {
                 "accessibility_requirements": request.is_accessible,
                 "the name, with the same id": present.name == planned.name,
-                "capacity_range": capacity.satisfies(present.capacity_bytes, request.size_range),
+                "capacity_range": asked.required_bytes <= size_bytes <= limit_bytes,
                 "parameters": present.parameters == planned.parameters,
                 "volume_content_source": present.content_source == planned.content_source,
                 "volume_capabilities": present.usages == planned.usages,

@@ -91,9 +91,15 @@ class VolumeLister:
         record = self.stores.volume_records.load(volume_id)
         self.stores.provisioning.check_image(volume_id)
         for capability in capabilities:
-            obstacle = self.stores.supported.obstacle(capability)
-            if why := obstacle or self._mismatch(record, capability):
+            access = capability.access
+            if why := self.stores.supported.obstacle(capability):
                 return why
+            if isinstance(access, volumes.BlockAccess) or not access.fs_type:
+                continue
+            made = self.stores.content_records.load(volume_id).fs_type
+            present = capability_check.wanted_fs_type(volumes.MountAccess(), record, made)
+            if access.fs_type != present:
+                return f"the volume's filesystem is {present}"
         recorded = class_parameters.volume_context(record.parameters)
         others = class_parameters.IN_CONTEXTS
         given = {key: value for key, value in context.items() if not key.startswith(others)}
@@ -109,14 +115,6 @@ class VolumeLister:
         if sent_parameters and sent.kept != record.parameters:
             return "the volume was created with other parameters"
         return ""
-
-    def _mismatch(self, record: VolumeRecord, capability: volumes.VolumeCapability) -> str:
-        access = capability.access
-        if isinstance(access, volumes.BlockAccess) or not access.fs_type:
-            return ""
-        content = self.stores.content_records.load(record.volume_id)
-        present = capability_check.wanted_fs_type(volumes.MountAccess(), record, content.fs_type)
-        return "" if access.fs_type == present else f"the volume's filesystem is {present}"
 
 
 def cut(items: Iterator[T], count: int, id_of: Callable[[T], str]) -> tuple[tuple[T, ...], str]:

@@ -245,10 +245,3 @@ def choose(capacity: volumes.CapacityRange, *, minimum: int, maximum: int) -> in
     if size > maximum:
         raise VolumeSizeNotPossible(f"{size} bytes exceed the largest possible volume, {maximum}")
     return size
-
-
-def satisfies(size_bytes: int, capacity: volumes.CapacityRange) -> bool:
-    """Whether an existing volume of `size_bytes` satisfies the range."""
-    if size_bytes < capacity.required_bytes:
-        return False
-    return not capacity.limit_bytes or size_bytes <= capacity.limit_bytes
