@@ -150,7 +150,7 @@ def build(  # noqa: PLR0913 - one per setting
         deferred_publish=DeferredNodePublish(stores, io_limits, host_image),
         node_unpublish=NodeUnpublish(stores, target_roots),
         node_expand=node_expand,
-        node_stats=NodeStats(stores, health_check, role.tells_condition),
+        node_stats=NodeStats(stores, health_check, role.csi_profile == "1.12"),
         health_check=health_check,
         calls=calls,
     )

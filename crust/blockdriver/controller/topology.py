@@ -6,7 +6,7 @@ TopologyRequirement) and node ids are not, so a digest replaces a node id that c
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from crust.core import errors
 
@@ -60,8 +60,11 @@ def is_here(place: Segments, segment: str) -> bool:
     return not segment or place == ((KEY, segment),)
 
 
-def is_met(requisite: tuple[Segments, ...], preferred: tuple[Segments, ...], segment: str) -> bool:
+def is_met(
+    requisite: Iterable[Mapping[str, str]], preferred: Iterable[Mapping[str, str]], segment: str
+) -> bool:
     """Whether a volume of this node meets a requirement; preferences are no part. Raises `InvalidTopology`."""
-    if requisite and not set(preferred) <= set(requisite):
+    required, wanted = set(map(segments, requisite)), set(map(segments, preferred))
+    if required and not wanted <= required:
         raise InvalidTopology("a preferred topology is not among the requisite ones")
-    return not requisite or any(is_here(place, segment) for place in requisite)
+    return not required or any(is_here(place, segment) for place in required)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from crust.blockdriver.controller import class_parameters
+from crust.blockdriver.controller import class_parameters, topology
 from crust.blockdriver.controller.controller_publish import ControllerPublish, PublishRequest
 from crust.blockdriver.controller.create_volume import Create, Provisioner
 from crust.blockdriver.controller.list_volumes import Listed, VolumeLister
@@ -12,7 +12,7 @@ from crust.blockdriver.records.models import VolumeRecord
 from crust.blockdriver.services import roles
 from crust.blockdriver.services.calls import health, places
 from crust.blockdriver.services.roles import NODE_ID_MAX_BYTES
-from crust.blockdriver.services.snapshots import SnapshotCalls, is_met, segments_of
+from crust.blockdriver.services.snapshots import SnapshotCalls, is_met
 from crust.blockdriver.snapshots import content_source
 from crust.host.process import workers
 from crust.rpc.call import Call
@@ -165,11 +165,11 @@ class Controller(SnapshotCalls):
     async def GetCapacity(
         self, request: csi_pb2.GetCapacityRequest, call: Call
     ) -> csi_pb2.GetCapacityResponse:
-        place = request.accessible_topology
+        place = request.accessible_topology.segments
         query = (
             tuple(csi.capability(capability) for capability in request.volume_capabilities),
             tuple(sorted(csi.mapping(request.parameters, "parameters").items())),
-            segments_of(place) if place.segments else (),
+            topology.segments(csi.mapping(place, "segments")) if place else (),
         )
         available, largest, smallest = await self.calls.read(
             query, lambda: self.provisioner.available(*query), call
@@ -283,6 +283,6 @@ class Controller(SnapshotCalls):
         else:
             pb.volume.CopyFrom(self._volume(listed.record))
         pb.status.published_node_ids.extend(listed.nodes)
-        if self.role.tells_condition:
+        if self.role.csi_profile == "1.12":
             condition = csi.condition_to_wire(listed.health.condition)
             pb.status.volume_condition.CopyFrom(condition)

@@ -49,7 +49,7 @@ class Identity:
                 types.GROUP_CONTROLLER_SERVICE,
                 types.SNAPSHOT_METADATA_SERVICE,
             )
-        if self._role.has_controller and has_topology and not self._role.tells_condition:
+        if self._role.has_controller and has_topology and self._role.csi_profile == "1.13":
             services.append(types.SNAPSHOT_ACCESSIBILITY_CONSTRAINTS)
         expansion = _Capability.VolumeExpansion(type=_Capability.VolumeExpansion.ONLINE)
         return csi_pb2.GetPluginCapabilitiesResponse(

@@ -95,11 +95,6 @@ class Role:
                 why="every node reaches the pool, and a volume is claimed in it when it is opened",
             )
 
-    @property
-    def tells_condition(self) -> bool:
-        """Whether health is reported in the form of CSI 1.12."""
-        return self.csi_profile == "1.12"
-
     def require(self, profile: CsiProfile) -> None:
         """Raise `NotInCsiProfile` unless `profile` is served."""
         if self.csi_profile != profile:

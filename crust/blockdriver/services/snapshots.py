@@ -39,25 +39,6 @@ PART = PIECE_MAX
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Blocks:
-    """A block list: its snapshots, how to `read` it from a byte on, its end in bytes, the client's max_results."""
-
-    snapshot_ids: tuple[str, ...]
-    read: Callable[[int], Iterable[Extent]]
-    end: int
-    max_results: int
-
-    @property
-    def in_message(self) -> int:
-        return min(self.max_results or PIECE_MAX, PIECE_MAX)
-
-    @property
-    def in_part(self) -> int:
-        """The blocks of a part: whole messages."""
-        return max(PART // self.in_message, 1) * self.in_message
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class SnapshotCalls:
     """The services GroupController and SnapshotMetadata, and the Controller's snapshot calls."""
 
@@ -183,7 +164,17 @@ class SnapshotCalls:
     ) -> csi_pb2.CreateVolumeGroupSnapshotResponse:
         """Idempotent by name; a point-in-time copy of all volumes."""
         name = csi.required(request.name, "name")
-        ids = _volume_ids(request.source_volume_ids)
+        # in a fixed order, so that requests can be compared
+        ids = sorted(
+            volumes.VolumeId(csi.required(volume_id, f"source_volume_ids[{number}]"))
+            for number, volume_id in enumerate(request.source_volume_ids)
+        )
+        if not ids:
+            raise csi.MissingField("source_volume_ids")
+        if len(set(ids)) != len(ids):
+            raise errors.InvalidRequest.named(
+                "SameVolumeTwice", "source_volume_ids are invalid", why="one id occurs twice"
+            )
         check_parameters(csi.mapping(request.parameters, "parameters"))
         group = await self.calls.change(
             self.stores.pool.ids.group_id(name),
@@ -226,17 +217,10 @@ class SnapshotCalls:
         """The blocks that may hold data."""
         snapshot_id = csi.required(request.snapshot_id, "snapshot_id")
         _check_count(request.max_results)
-        _, record = await self._snapshot(snapshot_id, call)
-        check_offset(request.starting_offset, record)
-        image = snapshot_sets.image_of(record)
-        blocks = _Blocks(
-            (snapshot_id,),
-            partial(self.stores.provisioning.allocated, image),
-            record.size_bytes,
-            request.max_results,
-        )
-        kind, start = csi_pb2.GetMetadataAllocatedResponse, request.starting_offset
-        async for message in self._messages(kind, blocks, start, call):
+        _, snapshot = await self._snapshot(snapshot_id, call)
+        read = partial(self.stores.provisioning.allocated, snapshot_sets.image_of(snapshot))
+        kind = csi_pb2.GetMetadataAllocatedResponse
+        async for message in self._messages(kind, (snapshot,), read, request, call):
             yield message
 
     async def GetMetadataDelta(
@@ -254,67 +238,70 @@ class SnapshotCalls:
                 f"{base.snapshot_id} and {target.snapshot_id} cannot be compared",
                 why="they are of different volumes",
             )
-        check_offset(request.starting_offset, target)
-        blocks = _Blocks(
-            (base_id, target_id),
-            partial(
-                self.stores.provisioning.changed,
-                snapshot_sets.image_of(base),
-                snapshot_sets.image_of(target),
-            ),
-            target.size_bytes,
-            request.max_results,
-        )
-        kind, start = csi_pb2.GetMetadataDeltaResponse, request.starting_offset
-        async for message in self._messages(kind, blocks, start, call):
+        images = snapshot_sets.image_of(base), snapshot_sets.image_of(target)
+        read = partial(self.stores.provisioning.changed, *images)
+        kind = csi_pb2.GetMetadataDeltaResponse
+        async for message in self._messages(kind, (base, target), read, request, call):
             yield message
 
     async def _messages(
-        self, kind: type[M], blocks: _Blocks, start: int, call: Call
+        self,
+        kind: type[M],
+        snapshots: Sequence[Snapshot],
+        read: Callable[[int], Iterable[Extent]],
+        request: csi_pb2.GetMetadataAllocatedRequest | csi_pb2.GetMetadataDeltaRequest,
+        call: Call,
     ) -> AsyncIterator[M]:
-        """The blocks from the byte `start` on, so many to a message."""
+        """The block list of these snapshots, which `read` gives from a byte on, up to the end of the last of them."""
+        start, end = request.starting_offset, snapshots[-1].size_bytes
+        # The end itself is valid: a caller that has read all blocks continues there.
+        if not 0 <= start <= end:
+            raise errors.OutOfRange.named(
+                "OffsetPastEnd",
+                "starting_offset is invalid",
+                why=f"{start} is not within the snapshot's {end} bytes",
+            )
+        snapshot_ids = tuple(snapshot.snapshot_id for snapshot in snapshots)
+        in_message = min(request.max_results or PIECE_MAX, PIECE_MAX)
+        in_part = max(PART // in_message, 1) * in_message  # whole messages
+
+        def read_part() -> Sequence[M]:
+            # A thread makes the messages: the event loop has the calls of all tenants.
+            for snapshot_id in snapshot_ids:
+                self.snapshots.find(snapshot_id)  # deleted since the part before?
+            part = itertools.islice(within(read(start), start, end), in_part)
+            messages: list[M] = []
+            while regions := tuple(itertools.islice(part, in_message)):
+                message = kind(
+                    block_metadata_type=csi_pb2.VARIABLE_LENGTH, volume_capacity_bytes=end
+                )
+                for offset, length in regions:
+                    message.block_metadata.add(byte_offset=offset, size_bytes=length)
+                messages.append(message)
+            return messages
+
         is_complete = False
         while not is_complete:
-            question = (blocks.snapshot_ids, start, blocks.in_part)
-            read = partial(self._read, kind, blocks, start)
+            question = (snapshot_ids, start, in_part)
             with contextlib.ExitStack() as operations:
-                for snapshot_id in blocks.snapshot_ids:  # no call deletes one during the read
+                for snapshot_id in snapshot_ids:  # no call deletes one during the read
                     operations.enter_context(
                         self.calls.running.shared(snapshot_id, "a read of its block list")
                     )
                 async with workers.turn():
-                    messages = await self.calls.read(question, read, call)
+                    messages = await self.calls.read(question, read_part, call)
             for message in messages:
                 yield message
                 last = message.block_metadata[-1]
                 start = last.byte_offset + last.size_bytes
-            is_complete = sum(len(one.block_metadata) for one in messages) < blocks.in_part
-
-    def _read(self, kind: type[M], blocks: _Blocks, start: int) -> Sequence[M]:
-        """The messages of one part. A thread makes them: the event loop has the calls of all tenants."""
-        for snapshot_id in blocks.snapshot_ids:
-            self.snapshots.find(snapshot_id)  # deleted since the part before?
-        part = itertools.islice(within(blocks.read(start), start, blocks.end), blocks.in_part)
-        messages: list[M] = []
-        while regions := tuple(itertools.islice(part, blocks.in_message)):
-            message = kind(
-                block_metadata_type=csi_pb2.VARIABLE_LENGTH, volume_capacity_bytes=blocks.end
-            )
-            for offset, length in regions:
-                message.block_metadata.add(byte_offset=offset, size_bytes=length)
-            messages.append(message)
-        return messages
+            is_complete = sum(len(one.block_metadata) for one in messages) < in_part
 
 
 def is_met(pb: csi_pb2.TopologyRequirement, segment: str) -> bool:
     """Whether this node meets accessibility_requirements; raises `topology.InvalidTopology`."""
-    requisite, preferred = map(segments_of, pb.requisite), map(segments_of, pb.preferred)
-    return topology.is_met(tuple(requisite), tuple(preferred), segment)
-
-
-def segments_of(pb: csi_pb2.Topology) -> topology.Segments:
-    """One topology. Raises `topology.InvalidTopology`."""
-    return topology.segments(csi.mapping(pb.segments, "segments"))
+    requisite = [csi.mapping(place.segments, "segments") for place in pb.requisite]
+    preferred = [csi.mapping(place.segments, "segments") for place in pb.preferred]
+    return topology.is_met(requisite, preferred, segment)
 
 
 def check_parameters(sent: Iterable[str]) -> None:
@@ -328,21 +315,6 @@ def check_parameters(sent: Iterable[str]) -> None:
             )
 
 
-def _volume_ids(sent: Iterable[str]) -> tuple[volumes.VolumeId, ...]:
-    """The ids in a fixed order, so that requests can be compared."""
-    ids = tuple(
-        volumes.VolumeId(csi.required(volume_id, f"source_volume_ids[{n}]"))
-        for n, volume_id in enumerate(sent)
-    )
-    if not ids:
-        raise csi.MissingField("source_volume_ids")
-    if len(set(ids)) != len(ids):
-        raise errors.InvalidRequest.named(
-            "SameVolumeTwice", "source_volume_ids are invalid", why="one id occurs twice"
-        )
-    return tuple(sorted(ids))
-
-
 def _snapshot_ids(sent: Iterable[str]) -> tuple[str, ...]:
     """The ids, perhaps none: external-snapshotter names no members of a group that it does not know."""
     ids = (csi.required(one, f"snapshot_ids[{n}]") for n, one in enumerate(sent))
@@ -353,17 +325,6 @@ def _check_count(count: int) -> None:
     if count < 0:
         raise errors.InvalidRequest.named(
             "NegativeMaxResults", "max_results is invalid", why=f"{count} is negative"
-        )
-
-
-def check_offset(offset: int, record: Snapshot) -> None:
-    """Raise `OffsetPastEnd` for an offset outside the snapshot."""
-    # The end itself is valid: a caller that has read all blocks continues there.
-    if not 0 <= offset <= record.size_bytes:
-        raise errors.OutOfRange.named(
-            "OffsetPastEnd",
-            "starting_offset is invalid",
-            why=f"{offset} is not within the snapshot's {record.size_bytes} bytes",
         )
 
 

@@ -6,7 +6,6 @@ from crust.blockdriver.controller import topology
 from tests.support.drivers import driver_state
 
 HERE = topology.segments({topology.KEY: driver_state.NODE})
-ELSEWHERE = topology.segments({topology.KEY: "node-2"})
 
 
 def test_create_with_invalid_topology_is_refused() -> None:
@@ -22,7 +21,7 @@ def test_create_with_invalid_topology_is_refused() -> None:
         with pytest.raises(topology.InvalidTopology):
             topology.segments(bad)
     with pytest.raises(topology.InvalidTopology):
-        topology.is_met((HERE,), (ELSEWHERE,), driver_state.NODE)
+        topology.is_met([dict(HERE)], [{topology.KEY: "node-2"}], driver_state.NODE)
     assert topology.segments({"CRUST.dev/Node": driver_state.NODE}) == HERE
 
 
