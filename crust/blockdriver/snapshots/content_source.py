@@ -73,31 +73,39 @@ class ContentSources:
             if source.kind == "snapshot":
                 # it cannot change, so any number of copies share it
                 with self.stores.running.shared(source.id, "CreateVolume"):
-                    return await workers.run(self._restore, making, record, source)
+                    return await workers.run(self._copy, making, record, source)
             source_id = volumes.VolumeId(source.id)
             quiesce = await workers.run(freezer.plan, self.stores, [source_id])
             async with self.snapshot_sets.freezer.frozen(quiesce.members):
-                return await workers.run(self._clone, making, record, source_id)
+                return await workers.run(self._copy, making, record, source)
 
-    def _restore(
+    def _copy(
         self, making: NewVolume, record: VolumeRecord, source: ContentSource
     ) -> ContentRecord:
-        _, snapshot = self.snapshot_sets.find(source.id)
-        making.restore(snapshot_sets.image_of(snapshot), record.capacity_bytes)
-        return _filled(record, snapshot)
-
-    def _clone(
-        self, making: NewVolume, record: VolumeRecord, source_id: volumes.VolumeId
-    ) -> ContentRecord:
-        source = self.stores.volume_records.load(source_id)
-        content = self.stores.content_records.load(source_id)
-        making.clone(
-            source_id, source_bytes=source.capacity_bytes, size_bytes=record.capacity_bytes
+        content: ContentRecord | Snapshot
+        if source.kind == "snapshot":
+            _, content = self.snapshot_sets.find(source.id)
+            making.restore(snapshot_sets.image_of(content), record.capacity_bytes)
+        else:
+            source_id = volumes.VolumeId(source.id)
+            source_bytes = self.stores.volume_records.load(source_id).capacity_bytes
+            content = self.stores.content_records.load(source_id)
+            making.clone(source_id, source_bytes=source_bytes, size_bytes=record.capacity_bytes)
+            # after the copy, and not only before: the record names a node before the node gets the source
+            if self.stores.content_records.load(source_id) != content:
+                raise snapshot_sets.ContentChanged(source_id)
+        # If guests format the volume, "new" does not mean that nobody has written it.
+        of_guest = content.state == "new" and content.in_guest
+        return ContentRecord(
+            volume_id=record.volume_id,
+            format_in=deferral_keys.format_in(record.parameters),
+            state="raw" if of_guest else content.state,
+            fs_type=content.fs_type,
+            planned_uuid=content.planned_uuid,
+            filled_bytes=content.filled_bytes,
+            in_guest=content.in_guest,
+            generation=1,
         )
-        # after the copy, and not only before: the record names a node before the node gets the source
-        if self.stores.content_records.load(source_id) != content:
-            raise snapshot_sets.ContentChanged(source_id)
-        return _filled(record, content)
 
 
 _SHOWN: Mapping[deferral_keys.FormatIn, str] = {
@@ -143,18 +151,3 @@ def sized(
         )
     required = size_range.required_bytes or source.size_bytes
     return volumes.CapacityRange(required, size_range.limit_bytes)
-
-
-def _filled(record: VolumeRecord, content: ContentRecord | Snapshot) -> ContentRecord:
-    # If guests format the volume, "new" does not mean that nobody has written it.
-    of_guest = content.state == "new" and content.in_guest
-    return ContentRecord(
-        volume_id=record.volume_id,
-        format_in=deferral_keys.format_in(record.parameters),
-        state="raw" if of_guest else content.state,
-        fs_type=content.fs_type,
-        planned_uuid=content.planned_uuid,
-        filled_bytes=content.filled_bytes,
-        in_guest=content.in_guest,
-        generation=1,
-    )

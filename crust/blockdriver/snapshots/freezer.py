@@ -303,7 +303,10 @@ class Freezer:
             if intent is None:  # frozen again, by a copy that thaws it
                 return
             try:
-                await self._thaw_left(intent)
+                if not intent.target:
+                    await workers.run(host_freeze.thaw, intent, self._access)
+                elif await self._guests.thaw(volumes.TargetPath.parse(intent.target)):
+                    _log.warning("thawed a guest that was left frozen", extra=extra)
                 break
             except errors.PeerUnavailable:
                 # a guest has thawed by itself then, a filesystem of this host never does
@@ -318,13 +321,6 @@ class Freezer:
                 await workers.run(self._intents.forget, volume_id)
             except errors.CrustError as err:  # the next start thaws once more, without harm
                 _log.warning("a freeze intent cannot be removed", extra={**extra, "error": err})
-
-    async def _thaw_left(self, intent: Intent) -> None:
-        if not intent.target:
-            await workers.run(host_freeze.thaw, intent, self._access)
-        elif await self._guests.thaw(volumes.TargetPath.parse(intent.target)):
-            extra = {"volume_id": intent.volume_id}
-            _log.warning("thawed a guest that was left frozen", extra=extra)
 
 
 def _intent(member: Member) -> Intent:

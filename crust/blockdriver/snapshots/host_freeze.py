@@ -142,7 +142,10 @@ class HostFreezes:
         """Thaw everything, even a filesystem that a thread is still freezing."""
         if self._timer is not None:
             self._timer.cancel()
-        self._end()
+        with self._guard:
+            self._has_ended = True
+            for volume_id in tuple(self._frozen):
+                self._thaw(volume_id)
 
     def freeze(self, member: OnHost) -> None:
         """Raises AlreadyFrozen if another program froze it."""
@@ -181,14 +184,8 @@ class HostFreezes:
         )
 
     def _expire(self) -> None:
-        self._end()
+        self.close()
         _log.error("a freeze took too long and was undone", extra={"limit_s": self._limit_s})
-
-    def _end(self) -> None:
-        with self._guard:
-            self._has_ended = True
-            for volume_id in tuple(self._frozen):
-                self._thaw(volume_id)
 
     def _thaw(self, volume_id: volumes.VolumeId) -> None:
         freeze = self._frozen.pop(volume_id, None)
@@ -205,14 +202,30 @@ def thaw(intent: Intent, access: NodeAccess | None = None) -> bool:
     Without the engine's `access` only a mounted filesystem; with it also an unmounted or covered one: a frozen
     filesystem stays alive without a path. Raises StillFrozen.
     """
+    extra = {"volume_id": intent.volume_id}
     try:
         mount = _mount_of(intent.identity)
-        if mount is None:
-            return access is not None and _thaw_unmounted(intent, access)
-        fsfreeze.thaw(mount.target)
+        if mount is not None:
+            fsfreeze.thaw(mount.target)
+            _log.warning("thawed a filesystem that was left frozen", extra=extra)
+            return True
+        if access is None:
+            return False
+        attachment = access.host_device(intent.volume_id)
+        source = attachment.device if attachment else None
+        if source is None or str(source.identity) != intent.identity:
+            return True  # the device is gone, and its filesystem too
+        if not users.is_held(source):
+            return True  # no filesystem has it open
+        probed = signatures.probe(source.path)
+        if isinstance(probed, signatures.Filesystem):
+            with suppress(holders.DeviceInUse):  # a guest or a tool has it now
+                fsfreeze.thaw_unmounted(source.path, probed.type)
+                _log.warning(
+                    "thawed a filesystem that was left frozen without a mount", extra=extra
+                )
     except errors.CrustError as err:
         raise _still_frozen(intent.volume_id, err) from err
-    _log.warning("thawed a filesystem that was left frozen", extra={"volume_id": intent.volume_id})
     return True
 
 
@@ -224,24 +237,6 @@ def settle(intents: Intents, volume_id: volumes.VolumeId, access: NodeAccess) ->
         raise _still_frozen(volume_id, err) from err
     if intent is not None and not intent.target:
         thaw(intent, access)
-
-
-def _thaw_unmounted(intent: Intent, access: NodeAccess) -> bool:
-    attachment = access.host_device(intent.volume_id)
-    source = attachment.device if attachment else None
-    if source is None or str(source.identity) != intent.identity:
-        return True  # the device is gone, and its filesystem too
-    if not users.is_held(source):
-        return True  # no filesystem has it open
-    probed = signatures.probe(source.path)
-    if isinstance(probed, signatures.Filesystem):
-        with suppress(holders.DeviceInUse):  # a guest or a tool has it now
-            fsfreeze.thaw_unmounted(source.path, probed.type)
-            _log.warning(
-                "thawed a filesystem that was left frozen without a mount",
-                extra={"volume_id": intent.volume_id},
-            )
-    return True
 
 
 def _mount_of(identity: str) -> mountinfo.Mount | None:

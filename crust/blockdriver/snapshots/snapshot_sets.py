@@ -145,7 +145,19 @@ class SnapshotSets:
         for image in images:
             if image not in unheld:
                 taking.take(image)
-        moment_ns = _copy_unheld(taking, unheld)
+        moment_ns = time.time_ns()
+        for _ in range(_ROUNDS):  # consistent if only the last was written to since its copy
+            for image in unheld:
+                moment_ns = time.time_ns()
+                taking.take(image)
+            if not any(taking.moved_on(image) for image in unheld[:-1]):
+                break
+        else:
+            raise errors.OperationPending.named(
+                "GroupNeverIdle",
+                f"{', '.join([image.volume_id for image in unheld])} are not copied",
+                why=f"in {_ROUNDS} rounds one of them was written to before the last was copied",
+            )
         for snapshot in plan.snapshots:  # after the copy: a record names a node before it gets one
             content = self.stores.content_records.load(snapshot.source_volume_id)
             if any(getattr(content, name) != getattr(snapshot, name) for name in _OF_CONTENT):
@@ -225,21 +237,6 @@ class SnapshotSets:
     def _remove(self, set_id: str, kept: SnapshotSet | None) -> None:
         with self.stores.snapshot_sets.changing(set_id, None):
             self.stores.provisioning.remove_set(set_id, images_of(kept) if kept else ())
-
-
-def _copy_unheld(taking: NewSnapshotSet, images: Sequence[Image]) -> int:
-    """Copy the unfrozen volumes last: consistent if only the last was written to since its copy."""
-    for _ in range(_ROUNDS):
-        for next_image in images:
-            moment_ns = time.time_ns()
-            taking.take(next_image)
-        if not any(taking.moved_on(image) for image in images[:-1]):
-            return moment_ns if images else time.time_ns()
-    raise errors.OperationPending.named(
-        "GroupNeverIdle",
-        f"{', '.join([image.volume_id for image in images])} are not copied",
-        why=f"in {_ROUNDS} rounds one of them was written to before the last was copied",
-    )
 
 
 def image_of(snapshot: Snapshot) -> Image:
