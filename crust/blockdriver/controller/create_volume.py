@@ -60,7 +60,7 @@ class Provisioner:
         """Create the volume; an equal volume is a success. Returns its record.
 
         Raises `capability_check.CapabilityNotSupported`, `UnknownParameter`,
-        InvalidParameter, ThickNotPossible, `VolumeSizeNotPossible`, `VolumeExistsDifferently`,
+        InvalidParameter, ThickNotPossible, VolumeSizeNotPossible, `VolumeExistsDifferently`,
         `OrphanImage`, `topology.TopologyNotAccessible`, `OutOfCapacity`, the errors of `content_source`;
         `ImageMissing`, `ForeignImage` for an existing volume whose image is gone: the driver never recreates it under
         the name of its lost data.

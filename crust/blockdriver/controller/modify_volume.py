@@ -13,7 +13,7 @@ If the storage enforces I/O limits itself, the driver calls neither this host no
 
 import asyncio
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Protocol
 
@@ -81,7 +81,7 @@ class VolumeModifier:
     def grow_image(self, volume_id: volumes.VolumeId, size_range: volumes.CapacityRange) -> None:
         """Grow the image alone, to a size of the range, for a CO that calls no ControllerExpandVolume. Blocks.
 
-        Raises `models.VolumeNotFound`, `capacity.VolumeSizeNotPossible`, `OutOfCapacity`, `NobodyGrowsFilesystem`.
+        Raises `models.VolumeNotFound`, VolumeSizeNotPossible, `OutOfCapacity`, `NobodyGrowsFilesystem`.
         """
         record = self.stores.volume_records.load(volume_id)
         if record.capacity_bytes < size_range.required_bytes:
@@ -137,7 +137,7 @@ class VolumeModifier:
             # Only guests may miss an interrupted change: on this host the start has made it.
             deferred = self.stores.node_state.deferred_targets(volume_id)
             before = (record.limits_before if deferred else None) or record.limits
-            record = record.replaced(limits=Limits.of(limits), limits_before=before)
+            record = record.replaced(limits=Limits(**asdict(limits)), limits_before=before)
             record = self.stores.volume_records.save(record)
         try:
             self.enforcement.set_on_host(volume_id, limits)
@@ -156,7 +156,7 @@ class VolumeModifier:
         whether NodeExpandVolume is needed.
 
         Raises `models.VolumeNotFound`, `ImageMissing`, `capability_check.CapabilityNotSupported`, `AboveLimit`,
-        `capacity.VolumeSizeNotPossible`, `OutOfCapacity`. Blocks.
+        VolumeSizeNotPossible, `OutOfCapacity`. Blocks.
         """
         record = self.stores.volume_records.load(volume_id)
         if capability is not None and (why := self.stores.supported.obstacle(capability)):

@@ -220,11 +220,6 @@ DEFAULT_BYTES = 1024 * MIB
 _RAW_MINIMUM_BYTES = MIB
 
 
-class VolumeSizeNotPossible(errors.OutOfRange):
-    def __init__(self, why: str) -> None:
-        super().__init__("a volume of that size is not possible", why=why)
-
-
 def minimum_bytes(usages: Iterable[Usage]) -> int:
     """The smallest size for a volume that may have any of `usages`; a raw one needs one mebibyte."""
     fs_types = {usage.fs_type for usage in usages if usage.kind == "mount"}
@@ -232,16 +227,17 @@ def minimum_bytes(usages: Iterable[Usage]) -> int:
 
 
 def choose(capacity: volumes.CapacityRange, *, minimum: int, maximum: int) -> int:
-    """The size in bytes for a new volume; raises `VolumeSizeNotPossible`."""
+    """The size in bytes for a new volume; raises VolumeSizeNotPossible."""
     limit = capacity.limit_bytes or maximum
     base = max(capacity.required_bytes or min(DEFAULT_BYTES, limit), minimum)
     size = -(-base // MIB) * MIB
     if size > limit:
         size = -(-base // SECTOR_BYTES) * SECTOR_BYTES
+    if size <= min(limit, maximum):
+        return size
+    why = f"{size} bytes exceed the largest possible volume, {maximum}"
     if size > limit:
-        raise VolumeSizeNotPossible(
-            f"at least {size} bytes are needed and at most {limit} are allowed"
-        )
-    if size > maximum:
-        raise VolumeSizeNotPossible(f"{size} bytes exceed the largest possible volume, {maximum}")
-    return size
+        why = f"at least {size} bytes are needed and at most {limit} are allowed"
+    raise errors.OutOfRange.named(
+        "VolumeSizeNotPossible", "a volume of that size is not possible", why=why
+    )

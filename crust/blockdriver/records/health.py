@@ -93,7 +93,14 @@ class HealthCheck:
         except (*UNREADABLE, NotSeen) as err:
             # One bad sector must not hide the other volumes from a list.
             findings.append(Finding(Kind.INACCESSIBLE, "ImageUnreadable", str(err)))
-        findings += self._of_content(volume_id)
+        try:
+            refused = self.stores.content_records.load(volume_id).growth_refused
+            if refused:
+                findings.append(Finding(Kind.DEGRADED, "FilesystemNotGrown", refused))
+        except RecordMissing as err:
+            findings.append(Finding(Kind.INACCESSIBLE, "ContentRecordMissing", str(err)))
+        except UNREADABLE as err:
+            findings.append(Finding(Kind.INACCESSIBLE, "RecordUnreadable", str(err)))
         # of every thin volume: the driver does not ask which of them still needs blocks
         if not record.thick and (missing_bytes := self.stores.capacity.missing_bytes):
             text = (
@@ -102,15 +109,6 @@ class HealthCheck:
             )
             findings.append(Finding(Kind.DEGRADED, "CapacityMissing", text))
         return Health(volume_id, tuple(findings))
-
-    def _of_content(self, volume_id: volumes.VolumeId) -> list[Finding]:
-        try:
-            refused = self.stores.content_records.load(volume_id).growth_refused
-        except RecordMissing as err:
-            return [Finding(Kind.INACCESSIBLE, "ContentRecordMissing", str(err))]
-        except UNREADABLE as err:
-            return [Finding(Kind.INACCESSIBLE, "RecordUnreadable", str(err))]
-        return [Finding(Kind.DEGRADED, "FilesystemNotGrown", refused)] if refused else []
 
     def _kept_image(self, volume_id: volumes.VolumeId) -> str:
         try:

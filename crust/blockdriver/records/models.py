@@ -25,7 +25,7 @@ after the volume was changed or deleted. A set exists while its record does, lik
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, Self
 
 import pydantic
@@ -101,9 +101,8 @@ class StoredRecord(pydantic.BaseModel):
             record = schema.read(cls.model_validate_json, data, SCHEMA)
         except schema.Unreadable as err:
             raise RecordUnreadable(shown(key), str(err)) from err
-        described = getattr(record, cls.ID_FIELD)
-        if described != key:
-            raise RecordUnreadable(shown(key), f"it describes {described}")
+        if record.key != key:
+            raise RecordUnreadable(shown(key), f"it describes {record.key}")
         return record.model_copy(update={"stored": data})
 
     def encode(self) -> bytes:
@@ -158,10 +157,6 @@ class Limits(pydantic.BaseModel):
     write_iops: Annotated[int, pydantic.Field(ge=0, lt=2**63)] = 0
     read_bytes_per_second: Annotated[int, pydantic.Field(ge=0, lt=2**63)] = 0
     write_bytes_per_second: Annotated[int, pydantic.Field(ge=0, lt=2**63)] = 0
-
-    @classmethod
-    def of(cls, value: volumes.IoLimits) -> Self:
-        return cls(**asdict(value))
 
     @property
     def value(self) -> volumes.IoLimits:

@@ -235,22 +235,19 @@ class NodeState:
         ):
             for boot in entries:
                 ours = _BOOT.fullmatch(boot.name) and boot.is_dir(follow_symlinks=False)
-                if ours and boot.path != self._boot:
-                    try:
-                        _remove_boot(boot.path)
-                    except errors.CrustError as err:
-                        # no code reads it, and the next start tries again
-                        extra = {"path": boot.path, "error": err}
-                        _log.warning("the node state of another boot stays", extra=extra)
-
-
-def _remove_boot(path: str) -> None:
-    with syscalls.translating(f"cannot remove {path}"):
-        for name in os.listdir(path):
-            if name.endswith(".json"):
-                os.unlink(os.path.join(path, name))
-        if not os.listdir(path):
-            os.rmdir(path)
+                if not ours or boot.path == self._boot:
+                    continue
+                try:
+                    with syscalls.translating(f"cannot remove {boot.path}"):
+                        for name in os.listdir(boot.path):
+                            if name.endswith(".json"):
+                                os.unlink(os.path.join(boot.path, name))
+                        if not os.listdir(boot.path):
+                            os.rmdir(boot.path)
+                except errors.CrustError as err:
+                    # no code reads it, and the next start tries again
+                    extra = {"path": boot.path, "error": err}
+                    _log.warning("the node state of another boot stays", extra=extra)
 
 
 @dataclass(slots=True)

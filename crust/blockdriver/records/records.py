@@ -131,7 +131,7 @@ class Records(Generic[M]):
     _model: type[M]
     is_id: Callable[[str], bool]
     """Whether a text is the id of such a record in this pool."""
-    _index: Index | None = field(default=None, init=False)
+    index: Index | None = field(default=None, init=False)
     """Learns each read."""
 
     def find(self, key: str) -> M | None:
@@ -140,8 +140,8 @@ class Records(Generic[M]):
             return None
         data = self._store.load(key)
         record = None if data is None else self._model.parse(data, key, self._store.shown)
-        if self._index is not None:
-            self._index.learn(key, record)
+        if self.index is not None:
+            self.index.learn(key, record)
         return record
 
     def load(self, key: str) -> M:
@@ -167,9 +167,6 @@ class IndexedRecords(Records[M]):
     """Records by which volumes and sets exist, with an index of all: the index's methods do not block."""
 
     index: Index = field(default_factory=Index, init=False)
-
-    def __post_init__(self) -> None:
-        self._index = self.index
 
     def open(self) -> None:
         """Read every record once. An unreadable record does not affect the others."""

@@ -11,7 +11,7 @@ from crust.blockdriver.controller import class_parameters, create_volume, topolo
 from crust.blockdriver.controller.create_volume import Create, Provisioner
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.engines.pool_access import RecordKind
-from crust.blockdriver.records import capability_check, capacity, models
+from crust.blockdriver.records import capability_check, models
 from crust.blockdriver.records.models import ContentRecord
 from crust.blockdriver.snapshots import snapshot_sets
 from crust.blockdriver.snapshots.content_source import SourceRequest
@@ -64,7 +64,7 @@ async def test_create_xfs_has_at_least_the_mkfs_minimum(provisioner: Provisioner
 async def test_create_without_a_possible_size_in_range_is_refused(
     provisioner: Provisioner, request_: Create
 ) -> None:
-    with pytest.raises(capacity.VolumeSizeNotPossible):
+    with raised("VolumeSizeNotPossible"):
         await provisioner.create(request_)
 
 

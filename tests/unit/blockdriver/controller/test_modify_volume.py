@@ -109,7 +109,7 @@ async def test_modify_refused_and_not_restored_keeps_the_intent(
     with raised("LimitsNotRestored"):
         await bench.change()
     assert (bench.limits, first.applied) == (AFTER, AFTER)
-    assert bench.record.limits_before == Limits.of(OLD)
+    assert bench.record.limits_before == Limits(**asdict(OLD))
     first.error = second.error = first.error_when_limited = None
     await bench.change()
     assert (bench.limits, second.applied) == (AFTER, AFTER)
@@ -126,7 +126,7 @@ async def test_modify_with_unreachable_guest_keeps_the_intent_for_a_retry(
     guest.error = errors.PeerUnavailable("the handler is absent")
     with pytest.raises(errors.PeerUnavailable):
         await bench.change()
-    assert bench.record.limits_before == Limits.of(OLD)
+    assert bench.record.limits_before == Limits(**asdict(OLD))
     assert modifier.interrupted() == (bench.volume_id,)
     guest.error = None
     await bench.change(retry)
