@@ -5,9 +5,6 @@ The records lie with the images: a disk that moves to another machine has both, 
 bytes under an id; `crust.blockdriver.records` reads them. A writer names the bytes that it has read, so no write
 undoes the write of another caller or process.
 
-`Provisioning` makes and removes a record together with its volume or set (`making`, `taking`, `remove`); a
-`RecordStore` reads and replaces it.
-
     volume           <pool id>-<hash of the name>
     snapshot         <pool id>-snap-<hash of the name>
     group snapshot   <pool id>-group-<hash of the name>

@@ -22,7 +22,9 @@ _LARGE_BYTES = 16 * 1024 * 1024
 
 def engine(directory: str, memory: str = "", *, create: bool = False) -> Engine:
     """The engine with the pool in `directory`, without I/O; `memory` and `create` as `DirectoryPool` has them."""
-    pool = DirectoryPool(directory, memory or memory_beside(directory), create=create)
+    # by default beside the pool's directory, and so not on its disk
+    memory = memory or f"{os.path.normpath(directory)}.pool-id"
+    pool = DirectoryPool(directory, memory, create=create)
     reserve = Reserve(pool.directory / "records.reserve")
     directories = VolumeDirectories(
         pool.directory / RecordKind.VOLUMES.value,
@@ -45,8 +47,3 @@ def engine(directory: str, memory: str = "", *, create: bool = False) -> Engine:
         return FileRecords(directories.directory, RECORDS[kind], reserve, _SMALL_BYTES)
 
     return Engine(pool, provisioning, access, records, None, pool.directory / "tools.lock")
-
-
-def memory_beside(directory: str) -> str:
-    """The default file for a pool's id: beside its directory, and so not on its disk."""
-    return f"{os.path.normpath(directory)}.pool-id"

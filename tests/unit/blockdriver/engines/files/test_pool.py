@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from crust.blockdriver.engines import pool_access
-from crust.blockdriver.engines.files import memory_beside, pool
+from crust.blockdriver.engines.files import pool
 from crust.blockdriver.engines.files.pool import DirectoryPool as Pool
 from crust.blockdriver.engines.pool_access import PoolIds
 from crust.core import errors
@@ -21,7 +21,7 @@ from tests.support.records import pool_layout
 
 
 def opened(directory: Path) -> PoolIds:
-    made = Pool(str(directory), memory_beside(str(directory)), create=True)
+    made = Pool(str(directory), f"{directory}.pool-id", create=True)
     made.open()
     return made.ids
 
@@ -194,7 +194,7 @@ def test_memory_that_cannot_be_read_opens_no_pool(tmp_path: Path) -> None:
 def served(tmp_path: Path) -> Pool:
     """A pool that was served and let go, in the folder `pool`."""
     directory = str(tmp_path / "pool")
-    made = Pool(directory, memory_beside(directory), create=True)
+    made = Pool(directory, f"{directory}.pool-id", create=True)
     made.open()
     made.let_go()
     return made
