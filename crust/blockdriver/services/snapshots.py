@@ -12,7 +12,7 @@ block may be either. An engine that cannot compute the list refuses (`NoChangeTr
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -191,7 +191,9 @@ class SnapshotCalls:
         """Idempotent: absent is a success."""
         group_id = csi.required(request.group_snapshot_id, "group_snapshot_id")
         named = _snapshot_ids(request.snapshot_ids)
-        group = await self.calls.read(group_id, lambda: self.snapshots.find_group(group_id), call)
+        group = await self.calls.read(
+            (group_id, named), lambda: self.snapshots.find_group(group_id, named), call
+        )
         await self.calls.change(
             group_id,
             named,
@@ -269,14 +271,15 @@ class SnapshotCalls:
             # A thread makes the messages: the event loop has the calls of all tenants.
             for snapshot_id in snapshot_ids:
                 self.snapshots.find(snapshot_id)  # deleted since the part before?
-            part = itertools.islice(within(read(start), start, end), in_part)
+            bounds = ((max(one.offset, start), min(one.end, end)) for one in read(start))
+            part = itertools.islice((pair for pair in bounds if pair[0] < pair[1]), in_part)
             messages: list[M] = []
             while regions := tuple(itertools.islice(part, in_message)):
                 message = kind(
                     block_metadata_type=csi_pb2.VARIABLE_LENGTH, volume_capacity_bytes=end
                 )
-                for offset, length in regions:
-                    message.block_metadata.add(byte_offset=offset, size_bytes=length)
+                for first, last in regions:
+                    message.block_metadata.add(byte_offset=first, size_bytes=last - first)
                 messages.append(message)
             return messages
 
@@ -326,12 +329,3 @@ def _check_count(count: int) -> None:
         raise errors.InvalidRequest.named(
             "NegativeMaxResults", "max_results is invalid", why=f"{count} is negative"
         )
-
-
-def within(regions: Iterable[Extent], start: int, end: int) -> Iterator[Extent]:
-    """The parts of `regions` from `start` to `end`, in bytes."""
-    for region in regions:
-        first = max(region.offset, start)
-        last = min(region.end, end)
-        if first < last:
-            yield Extent(first, last - first)

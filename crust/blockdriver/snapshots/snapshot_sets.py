@@ -212,27 +212,32 @@ class SnapshotSets:
                 why=f"it belongs to the group snapshot {group_id}",
             )
 
-    def find_group(self, group_id: str) -> SnapshotSet | None:
+    def find_group(self, group_id: str, snapshot_ids: Sequence[str]) -> SnapshotSet | None:
+        """The group, or None. Raises GroupMembersDiffer unless it has these snapshots."""
         is_group = self.stores.pool.ids.is_group_id(group_id)
-        return self.stores.snapshot_sets.find(group_id) if is_group else None
+        group = self.stores.snapshot_sets.find(group_id) if is_group else None
+        members = [snapshot.snapshot_id for snapshot in group.snapshots] if group else []
+        if group is not None and sorted(snapshot_ids) != sorted(members):
+            raise errors.InvalidRequest.named(
+                "GroupMembersDiffer",
+                f"snapshot_ids are not those of {group_id}",
+                why="they must be all of the group's snapshots and no others",
+            )
+        return group
 
     def get_group(self, group_id: str, snapshot_ids: Sequence[str]) -> SnapshotSet:
         """A group with these snapshots. Raises GroupNotFound, GroupMembersDiffer."""
-        group = self.find_group(group_id)
+        group = self.find_group(group_id, snapshot_ids)
         if group is None:
             raise errors.NotFound.named("GroupNotFound", f"there is no group snapshot {group_id!r}")
-        _check_members(group, snapshot_ids)
         return group
 
     def delete_group(self, group_id: str, snapshot_ids: Sequence[str]) -> None:
         """Delete a group with its snapshots; absent is a success. Raises IdOfOtherPool, GroupMembersDiffer."""
         self.stores.pool.ids.check_own_pool(group_id)
-        if not self.stores.pool.ids.is_group_id(group_id):
-            return
-        group = self.stores.snapshot_sets.find(group_id)
-        if group is not None:
-            _check_members(group, snapshot_ids)
-        self._remove(group_id, group)
+        group = self.find_group(group_id, snapshot_ids)
+        if self.stores.pool.ids.is_group_id(group_id):
+            self._remove(group_id, group)
 
     def _remove(self, set_id: str, kept: SnapshotSet | None) -> None:
         with self.stores.snapshot_sets.changing(set_id, None):
@@ -246,12 +251,3 @@ def image_of(snapshot: Snapshot) -> Image:
 
 def images_of(kept: SnapshotSet) -> list[Image]:
     return [image_of(snapshot) for snapshot in kept.snapshots]
-
-
-def _check_members(group: SnapshotSet, snapshot_ids: Sequence[str]) -> None:
-    if sorted(snapshot_ids) != sorted(snapshot.snapshot_id for snapshot in group.snapshots):
-        raise errors.InvalidRequest.named(
-            "GroupMembersDiffer",
-            f"snapshot_ids are not those of {group.set_id}",
-            why="they must be all of the group's snapshots and no others",
-        )
