@@ -9,7 +9,6 @@ from crust.blockdriver.controller.list_volumes import Listed, VolumeLister
 from crust.blockdriver.controller.modify_volume import VolumeModifier
 from crust.blockdriver.records.health import HealthCheck
 from crust.blockdriver.records.models import VolumeRecord
-from crust.blockdriver.services import roles
 from crust.blockdriver.services.calls import health, places
 from crust.blockdriver.services.roles import NODE_ID_MAX_BYTES
 from crust.blockdriver.services.snapshots import SnapshotCalls, is_met
@@ -18,6 +17,37 @@ from crust.host.process import workers
 from crust.rpc.call import Call
 from crust.rpc.messages import csi, extensions
 from crust.wire.csi.v1 import csi_pb2
+
+_Rpc = csi_pb2.ControllerServiceCapability.RPC
+_CAPABILITIES = (
+    _Rpc.CREATE_DELETE_VOLUME,
+    _Rpc.PUBLISH_UNPUBLISH_VOLUME,
+    _Rpc.PUBLISH_READONLY,
+    _Rpc.LIST_VOLUMES,
+    _Rpc.LIST_VOLUMES_PUBLISHED_NODES,
+    _Rpc.GET_VOLUME,
+    _Rpc.GET_CAPACITY,
+    _Rpc.EXPAND_VOLUME,
+    _Rpc.MODIFY_VOLUME,
+    _Rpc.CREATE_DELETE_SNAPSHOT,
+    _Rpc.LIST_SNAPSHOTS,
+    _Rpc.GET_SNAPSHOT,
+    _Rpc.CLONE_VOLUME,
+    _Rpc.SINGLE_NODE_MULTI_WRITER,
+)
+_NOT_IN_SHARED_POOL = frozenset(
+    {
+        _Rpc.PUBLISH_UNPUBLISH_VOLUME,
+        _Rpc.PUBLISH_READONLY,
+        _Rpc.LIST_VOLUMES_PUBLISHED_NODES,
+        _Rpc.GET_NODE_INFO,
+    }
+)
+_NOT_IN_NODE_DEPLOYMENT = _NOT_IN_SHARED_POOL | {_Rpc.EXPAND_VOLUME, _Rpc.MODIFY_VOLUME}
+_HEALTH = {
+    "1.12": (_Rpc.VOLUME_CONDITION,),
+    "1.13": (_Rpc.GET_VOLUME_HEALTH, _Rpc.LIST_VOLUME_HEALTH),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +62,16 @@ class Controller(SnapshotCalls):
         self, request: csi_pb2.ControllerGetCapabilitiesRequest, call: Call
     ) -> csi_pb2.ControllerGetCapabilitiesResponse:
         """The capabilities of the CSI profile; crust's extensions only for callers that opt in."""
-        types = roles.advertised(
-            self.role, with_node_info=extensions.requested(call.metadata, extensions.NODE_INFO)
-        )
+        types = [*_CAPABILITIES, *_HEALTH[self.role.csi_profile]]
+        if extensions.requested(call.metadata, extensions.NODE_INFO):
+            types.append(_Rpc.GET_NODE_INFO)
+        absent = _NOT_IN_NODE_DEPLOYMENT if self.role.node_deployment else frozenset()
+        if self.role.is_shared:
+            absent |= _NOT_IN_SHARED_POOL
         response = csi_pb2.ControllerGetCapabilitiesResponse()
         for capability in types:
-            response.capabilities.add().rpc.type = capability
+            if capability not in absent:
+                response.capabilities.add().rpc.type = capability
         return response
 
     async def CreateVolume(

@@ -1,4 +1,4 @@
-"""The RPCs that a driver serves and the capabilities of its controller, by the parts in this process and the pool.
+"""The RPCs that a driver serves, by the parts in this process and the pool.
 
     mode all                 both parts, for the volumes of this node
     mode controller          the controller part alone: no device, no root, no Node service
@@ -20,7 +20,6 @@ from typing import Literal
 
 from crust.core import errors
 from crust.core.settings.program import CsiProfile
-from crust.wire.csi.v1 import csi_pb2
 
 Mode = Literal["all", "controller", "node"]
 NODE_ID_MAX_BYTES = 256
@@ -104,47 +103,3 @@ class Role:
                 why=f"it belongs to CSI {profile}, and the driver serves another version",
                 hint=f"start the driver with csi_profile {profile}",
             )
-
-
-_Rpc = csi_pb2.ControllerServiceCapability.RPC
-_CAPABILITIES = (
-    _Rpc.CREATE_DELETE_VOLUME,
-    _Rpc.PUBLISH_UNPUBLISH_VOLUME,
-    _Rpc.PUBLISH_READONLY,
-    _Rpc.LIST_VOLUMES,
-    _Rpc.LIST_VOLUMES_PUBLISHED_NODES,
-    _Rpc.GET_VOLUME,
-    _Rpc.GET_CAPACITY,
-    _Rpc.EXPAND_VOLUME,
-    _Rpc.MODIFY_VOLUME,
-    _Rpc.CREATE_DELETE_SNAPSHOT,
-    _Rpc.LIST_SNAPSHOTS,
-    _Rpc.GET_SNAPSHOT,
-    _Rpc.CLONE_VOLUME,
-    _Rpc.SINGLE_NODE_MULTI_WRITER,
-)
-_NOT_IN_SHARED_POOL = frozenset(
-    {
-        _Rpc.PUBLISH_UNPUBLISH_VOLUME,
-        _Rpc.PUBLISH_READONLY,
-        _Rpc.LIST_VOLUMES_PUBLISHED_NODES,
-        _Rpc.GET_NODE_INFO,
-    }
-)
-_NOT_IN_NODE_DEPLOYMENT = _NOT_IN_SHARED_POOL | {_Rpc.EXPAND_VOLUME, _Rpc.MODIFY_VOLUME}
-_HEALTH = {
-    "1.12": (_Rpc.VOLUME_CONDITION,),
-    "1.13": (_Rpc.GET_VOLUME_HEALTH, _Rpc.LIST_VOLUME_HEALTH),
-}
-
-
-def advertised(role: Role, *, with_node_info: bool) -> list[_Rpc.Type.ValueType]:
-    """The capabilities of the driver's CSI profile; `with_node_info`: the caller knows crust's extension."""
-    types = [*_CAPABILITIES, *_HEALTH[role.csi_profile]]
-    if with_node_info:
-        types.append(_Rpc.GET_NODE_INFO)
-    if role.node_deployment:
-        types = [capability for capability in types if capability not in _NOT_IN_NODE_DEPLOYMENT]
-    if role.is_shared:
-        types = [capability for capability in types if capability not in _NOT_IN_SHARED_POOL]
-    return types
