@@ -231,7 +231,7 @@ async def run_driver(settings: DriverSettings) -> None:
             fence = driver.stores.engine.fence
             assert fence is not None, "checked with the settings"
             metrics.export(*metrics.FENCING)
-            work = partial(keep_fencing, fence, nodes, driver.stores.volume_records.ids)
+            work = partial(keep_fencing, fence, nodes, driver.stores.volume_records.index.page)
             fencing_loop = supervised("fencing of lost nodes", work, daemon.health)
             with driver.workers.used():  # the task that starts here uses them
                 await stack.enter_async_context(fencing_loop)

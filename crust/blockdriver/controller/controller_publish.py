@@ -8,21 +8,14 @@ One node at a time has a volume: this node, or a node that an older record still
 was moved); that node has the volume until it is unpublished from it.
 """
 
-from collections.abc import Collection
 from dataclasses import dataclass
 
 from crust.blockdriver.engines.protocol import StillAttached
 from crust.blockdriver.records import capability_check
 from crust.blockdriver.records.models import Attached
+from crust.blockdriver.records.node_state import NodeNotFound
 from crust.blockdriver.records.stores import Stores
 from crust.core import errors, volumes
-
-
-class NodeNotFound(errors.NotFound):
-    def __init__(self, node_id: str) -> None:
-        super().__init__(
-            f"there is no node {node_id!r}", why="this driver serves only the node that it runs on"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +79,3 @@ class ControllerPublish:
         remaining = tuple(node for node in record.nodes if node_id and node.node_id != node_id)
         if remaining != record.nodes:
             self.stores.volume_records.save(record.replaced(nodes=remaining))
-
-    def slots(
-        self, node_id: str, known_ids: Collection[str] = ()
-    ) -> tuple[int, tuple[volumes.VolumeId, ...]]:
-        """The slots of a node (`AttachSlots.in_use`); raises `NodeNotFound`. Blocks."""
-        if node_id != self.stores.node_id:
-            raise NodeNotFound(node_id)
-        return self.stores.attach_slots.in_use(known_ids)

@@ -124,7 +124,7 @@ class HealthCheck:
             for image_id in self.stores.provisioning.image_ids()
             if self.stores.pool.ids.is_volume_id(image_id)
         }
-        return tuple(sorted(images.union(self.stores.volume_records.ids())))
+        return tuple(sorted(images.union(self.stores.volume_records.index.page())))
 
     def pool(self) -> tuple[Finding, ...]:
         """The pool's problems; it is `INACCESSIBLE`, or volumes can still be used."""
@@ -146,7 +146,7 @@ class HealthCheck:
         for error in sets.unreadable():
             yield Finding(Kind.DEGRADED, "SnapshotRecordUnreadable", str(error))
         # before the images: a set that is taken meanwhile is not lost
-        summaries = {set_id: sets.index.get(set_id) for set_id in sets.ids()}
+        summaries = {set_id: sets.index.get(set_id) for set_id in sets.index.page()}
         images = self.stores.provisioning.snapshot_ids()
         for set_id, summary in summaries.items():
             for snapshot_id, _ in summary.snapshots if summary else ():

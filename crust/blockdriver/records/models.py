@@ -16,12 +16,9 @@ that has the volume staged writes it. Its `state` only moves forward: a volume i
 record can be older than the bytes, restored from a backup: so a complete filesystem of that UUID counts as formatted,
 and stays (`format_decision`).
 
-A volume exists while its volume record does. The engine makes both records with the image in one step, and removes
-them with it (`Provisioning.making`, `remove`): no record describes a volume that is half made or half removed.
-
 *Snapshot set*: one snapshot, or the snapshots of a group, which are taken and deleted together; the record is never
 rewritten. A snapshot is independent of its volume, and keeps the state of the content, so that it can be restored
-after the volume was changed or deleted. A set exists while its record does, like a volume (`Provisioning.taking`).
+after the volume was changed or deleted.
 """
 
 from collections.abc import Callable
@@ -34,9 +31,6 @@ from crust.blockdriver import schema
 from crust.core import deferral_keys, errors, volumes
 
 SCHEMA = 2
-PART = pydantic.ConfigDict(frozen=True, extra="allow", strict=True)
-"""The configuration of a record's parts."""
-
 ContentState = Literal["new", "formatting", "formatted", "raw"]
 
 
@@ -69,10 +63,14 @@ class Summary:
     """The snapshots of a set, each with its volume."""
 
 
-class StoredRecord(pydantic.BaseModel):
-    """The common part of all records. A copy keeps the `stored` bytes: a write in place of other bytes is refused."""
+class Part(pydantic.BaseModel):
+    """A record, or a part of one."""
 
-    model_config = PART
+    model_config = pydantic.ConfigDict(frozen=True, extra="allow", strict=True)
+
+
+class StoredRecord(Part):
+    """The common part of all records. A copy keeps the `stored` bytes: a write in place of other bytes is refused."""
 
     ID_FIELD: ClassVar[str] = "volume_id"
 
@@ -116,30 +114,24 @@ class StoredRecord(pydantic.BaseModel):
         return type(self).model_validate(fields)
 
 
-class Usage(pydantic.BaseModel):
+class Usage(Part):
     """One capability that the volume was created for, without mount flags, which may be sensitive."""
-
-    model_config = PART
 
     kind: Literal["mount", "block"]
     fs_type: str
     mode: int
 
 
-class Attached(pydantic.BaseModel):
+class Attached(Part):
     """A node that a CO published the volume to (ControllerPublishVolume), with the arguments."""
-
-    model_config = PART
 
     node_id: str
     usage: Usage
     readonly: bool
 
 
-class ContentSource(pydantic.BaseModel):
+class ContentSource(Part):
     """The content source of a volume (CSI volume_content_source) at its creation; `fs_type` if it was formatted."""
-
-    model_config = PART
 
     kind: Literal["snapshot", "volume"]
     id: str
@@ -148,10 +140,8 @@ class ContentSource(pydantic.BaseModel):
     format_in: deferral_keys.FormatIn
 
 
-class Limits(pydantic.BaseModel):
+class Limits(Part):
     """I/O limits per second; 0 is none."""
-
-    model_config = PART
 
     read_iops: Annotated[int, pydantic.Field(ge=0, lt=2**63)] = 0
     write_iops: Annotated[int, pydantic.Field(ge=0, lt=2**63)] = 0
@@ -222,10 +212,8 @@ class ContentRecord(StoredRecord):
         return RecordMissing(record_id, path)
 
 
-class Snapshot(pydantic.BaseModel):
+class Snapshot(Part):
     """One snapshot of a set. Sizes are bytes."""
-
-    model_config = PART
 
     snapshot_id: str
     source_volume_id: volumes.VolumeId

@@ -48,20 +48,20 @@ _log = logging.getLogger(__name__)
 _BOOT = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
+class NodeNotFound(errors.NotFound):
+    def __init__(self, node_id: str) -> None:
+        super().__init__(
+            f"there is no node {node_id!r}", why="this driver serves only the node that it runs on"
+        )
+
+
 class NotStaged(errors.NotReady):
     def __init__(self, volume_id: str, why: str = "") -> None:
         super().__init__(f"{volume_id} is not staged on this node", why=why)
 
 
-class UnreadableEntry(errors.Corrupt):
-    def __init__(self, path: str, why: str) -> None:
-        super().__init__(f"the node state entry {path} cannot be read", why=why)
-
-
-class Staged(pydantic.BaseModel):
+class Staged(models.Part):
     """A volume that is attached and ready to be published. `paths` are the CO's staging paths."""
-
-    model_config = models.PART
 
     volume_id: volumes.VolumeId
     kind: Literal["mount", "block"]
@@ -71,10 +71,8 @@ class Staged(pydantic.BaseModel):
     """`image`: the stage attached the volume for hypervisors; `prepared`: this host has prepared it since."""
 
 
-class Published(pydantic.BaseModel):
+class Published(models.Part):
     """A volume at a target. `fingerprint` is a digest of all arguments of the request (CSI: "P")."""
-
-    model_config = models.PART
 
     volume_id: volumes.VolumeId
     target: str
@@ -90,9 +88,7 @@ class Published(pydantic.BaseModel):
     """Its namespace and name, where the CO says them."""
 
 
-class NodeFile(pydantic.BaseModel):
-    model_config = models.PART
-
+class NodeFile(models.Part):
     version: Annotated[int, pydantic.Field(alias="schema")] = SCHEMA
     stage: Staged | None = None
     publishes: tuple[Published, ...] = ()
@@ -112,7 +108,7 @@ class NodeState:
     access: NodeAccess
     _boot: str = field(default="", init=False)
     _guard: threading.Lock = field(default_factory=threading.Lock, init=False)
-    _files: dict[str, NodeFile | errors.CrustError] = field(default_factory=dict, init=False)
+    _files: dict[str, NodeFile | Exception] = field(default_factory=dict, init=False)
     """By volume, the last written file at the end; or the error why it cannot be read."""
 
     def open(self, boot_id: str) -> None:
@@ -127,26 +123,26 @@ class NodeState:
             if not name.endswith(".json"):
                 continue
             path, volume_id = os.path.join(self._boot, name), name.removesuffix(".json")
-            file: NodeFile | errors.CrustError
             try:
                 data = durable.read(path, limit_bytes=_LIMIT_BYTES)
-                file = schema.read(NodeFile.model_validate_json, data, SCHEMA)
-            except schema.Unreadable as err:
-                file = UnreadableEntry(path, str(err))
-            except errors.CrustError as err:
-                file = err
-            if isinstance(file, errors.CrustError):
-                extra = {"path": path, "error": file}
+                self._files[volume_id] = schema.read(NodeFile.model_validate_json, data, SCHEMA)
+            except (schema.Unreadable, errors.CrustError) as err:
+                extra = {"path": path, "error": err}
                 _log.error("an entry of the node state cannot be read", extra=extra)
-            self._files[volume_id] = file
+                self._files[volume_id] = err
 
     def of(self, volume_id: volumes.VolumeId) -> NodeFile:
         """The stage and the publishes of a volume. Raises UnreadableEntry."""
         with self._guard:
             file = self._files.get(volume_id, _NOTHING)
-        if isinstance(file, errors.CrustError):
-            raise UnreadableEntry(self._path(volume_id), file.why or file.what) from file
-        return file
+        if isinstance(file, NodeFile):
+            return file
+        why = (file.why or file.what) if isinstance(file, errors.CrustError) else str(file)
+        raise errors.Corrupt.named(
+            "UnreadableEntry",
+            f"the node state entry {self._path(volume_id)} cannot be read",
+            why=why,
+        ) from file
 
     def unreadable(self, volume_id: volumes.VolumeId) -> str:
         """The path of the volume's file if it cannot be read, else empty."""
@@ -261,12 +257,16 @@ class AttachSlots:
     _guard: threading.Lock = field(default_factory=threading.Lock, init=False)
     _coming: set[volumes.VolumeId] = field(default_factory=set, init=False)
 
-    def in_use(self, ids: Collection[str] = ()) -> tuple[int, tuple[volumes.VolumeId, ...]]:
+    def in_use(
+        self, node_id: str, ids: Collection[str] = ()
+    ) -> tuple[int, tuple[volumes.VolumeId, ...]]:
         """The node's limit, and the volumes that have a slot now: from the first moment of a publish or attach.
 
         The caller compares the limit with the volumes that it knows. If it does not read the list, it sends their
-        `ids`: then the limit is less by the volumes that it does not know.
+        `ids`: then the limit is less by the volumes that it does not know. Raises `NodeNotFound` for another node.
         """
+        if node_id != self._node_id:
+            raise NodeNotFound(node_id)
         with self._guard:
             occupied = self._occupied()
         unknown = occupied.difference(ids) if ids else ()

@@ -177,9 +177,6 @@ class IndexedRecords(Records[M]):
                 with contextlib.suppress(*UNREADABLE):
                     self.find(key)
 
-    def ids(self) -> tuple[volumes.VolumeId, ...]:
-        return self.index.page()
-
     def unreadable(self) -> list[errors.CrustError]:
         """The errors of records that cannot be read; the records stay."""
         unreadable: list[errors.CrustError] = []

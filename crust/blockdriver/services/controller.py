@@ -223,7 +223,7 @@ class Controller(SnapshotCalls):
             for published_volume_id in request.published_volume_ids
         )
         limit, occupied = await self.calls.read(
-            (node_id, ids), lambda: self.publisher.slots(node_id, ids), call
+            (node_id, ids), lambda: self.stores.attach_slots.in_use(node_id, ids), call
         )
         response = csi_pb2.ControllerGetNodeInfoResponse(
             max_volumes_per_node=limit, published_volume_ids=occupied

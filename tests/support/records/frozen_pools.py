@@ -99,9 +99,10 @@ def check_read(stores: Stores) -> None:
     ]
     for records, kind in kinds:
         assert records.unreadable() == []
-        assert all(type(records.load(key)) is kind for key in records.ids())
-    assert (len(stores.volume_records.ids()), len(stores.snapshot_sets.ids())) == (3, 2)
-    for volume_id in stores.volume_records.ids():
+        assert all(type(records.load(key)) is kind for key in records.index.page())
+    volume_ids, set_ids = stores.volume_records.index.page(), stores.snapshot_sets.index.page()
+    assert (len(volume_ids), len(set_ids)) == (3, 2)
+    for volume_id in volume_ids:
         assert type(stores.content_records.load(volume_id)) is ContentRecord
 
 

@@ -23,7 +23,7 @@ async def test_start_leaves_crash_remains_that_cannot_be_removed(tmp_path: Path)
     (run / OTHER_BOOT / "directory" / "in it").mkdir(parents=True)
     state.stores.pool.let_go()
     again = driver_state.opened(tmp_path)
-    assert again.stores.volume_records.ids() == (made.volume_id,)
+    assert again.stores.volume_records.index.page() == (made.volume_id,)
     assert (run / OTHER_BOOT / "directory").is_dir()
 
 

@@ -78,7 +78,7 @@ async def test_snapshot_that_takes_too_long_is_thawed_and_fails(
     with raised("FrozenTooLong"):
         await copying.co.snapshot(source)
     assert not is_frozen(target)
-    assert copying.driver.stores.snapshot_sets.ids() == ()
+    assert copying.driver.stores.snapshot_sets.index.page() == ()
     assert not pool_layout.snapshot_images(copying.root / "state")
 
 
@@ -97,7 +97,7 @@ async def test_copy_of_a_filesystem_that_another_program_thaws_is_discarded(
         patched.setattr(NewFileSnapshotSet, "take", interrupted)
         with raised("ThawedEarly", match="another program thawed"):
             await copying.co.snapshot(source)
-    assert copying.driver.stores.snapshot_sets.ids() == ()
+    assert copying.driver.stores.snapshot_sets.index.page() == ()
     assert not pool_layout.snapshot_images(copying.root / "state")
     assert not [*(copying.root / "run" / "freezes").iterdir()]
     await copying.co.snapshot(source)
@@ -127,7 +127,7 @@ async def test_copy_after_a_failed_thaw_thaws_first(copying: Bench) -> None:
         with failing_thaws(number), raised("StillFrozen", errors.PeerUnavailable, match="EIO"):
             await copying.co.snapshot(source)
         assert (is_frozen(target), intents(copying)) == (True, [source])
-        assert copying.driver.stores.snapshot_sets.ids() == ()
+        assert copying.driver.stores.snapshot_sets.index.page() == ()
     await copying.co.snapshot(source)
     assert (is_frozen(target), intents(copying)) == (False, [])
     await made_of(copying, "clone", volume_id=source)

@@ -107,7 +107,7 @@ async def test_group_of_raw_devices_always_written_to_is_refused(
         patched.setattr(NewFileSnapshotSet, "take", interrupted)
         with raised("GroupNeverIdle"):
             await cloning.co.group(*ids)
-    assert cloning.driver.stores.snapshot_sets.ids() == ()
+    assert cloning.driver.stores.snapshot_sets.index.page() == ()
     assert not pool_layout.snapshot_images(cloning.root / "state")
     await cloning.co.group(*ids)
 

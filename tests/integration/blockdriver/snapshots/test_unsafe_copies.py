@@ -73,7 +73,7 @@ async def test_clone_retry_has_what_its_source_has_by_then(
     await pool.delete(source)
     with pytest.raises(models.VolumeNotFound):
         await made_of(pool, "late", volume_id=source)
-    assert pool.driver.stores.volume_records.ids() == (clone.volume_id,)
+    assert pool.driver.stores.volume_records.index.page() == (clone.volume_id,)
 
 
 async def test_copy_after_lazy_unmount_with_a_writer_is_refused(pool: Bench) -> None:

@@ -143,7 +143,7 @@ async def test_successor_keeps_predecessors_work_and_discards_its_unfinished_wor
     begun = first.stores.pool.ids.snapshot_id("begun")
     first.stores.provisioning.set_records.begin(begun)  # type: ignore[attr-defined]
     second = controllers.start()
-    assert second.stores.volume_records.ids() == (volume_id,)
+    assert second.stores.volume_records.index.page() == (volume_id,)
     assert await created(second, "a") == volume_id
     assert second.controller.snapshots.find(taken.set_id) == (taken, taken.snapshots[0])
     assert second.stores.provisioning.unsettled() == ()

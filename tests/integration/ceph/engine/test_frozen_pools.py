@@ -28,7 +28,7 @@ async def test_ceph_pool_of_an_earlier_commit_is_read_and_used(
     driver = controllers.start()
     stores = driver.stores
     check_read(stores)
-    volume_ids = stores.volume_records.ids()
+    volume_ids = stores.volume_records.index.page()
     for volume_id in volume_ids:
         assert driver.controller.health_check.examine(volume_id).findings == ()
     raw = volumes.VolumeId(stores.pool.ids.volume_id("raw"))
@@ -36,7 +36,7 @@ async def test_ceph_pool_of_an_earlier_commit_is_read_and_used(
     for volume_id in {copy, *volume_ids} - {volumes.VolumeId(stores.pool.ids.volume_id("mounted"))}:
         driver.controller.provisioner.delete(volume_id)
     driver.controller.snapshots.delete(stores.pool.ids.snapshot_id("snap"))
-    assert len(stores.volume_records.ids()) == 1
+    assert len(stores.volume_records.index.page()) == 1
 
 
 async def test_ceph_pool_is_made_in_the_layout_of_its_schema(

@@ -12,6 +12,7 @@ import pytest
 from crust.blockdriver.host import fsck
 from crust.blockdriver.records.models import ContentRecord, ContentState
 from crust.core import errors
+from crust.core.volumes import VolumeId
 from crust.host.block import devices, holders, signatures, users
 from crust.host.filesystems import format_decision, mkfs, superblocks
 from crust.host.mounts import mount_api
@@ -181,7 +182,11 @@ _UUID = "11111111-0000-4000-8000-000000000000"
 
 def recorded(state: ContentState, fs_type: str, planned_uuid: str) -> ContentRecord:
     return ContentRecord(
-        volume_id="v", format_in="host", state=state, fs_type=fs_type, planned_uuid=planned_uuid
+        volume_id=VolumeId("v"),
+        format_in="host",
+        state=state,
+        fs_type=fs_type,
+        planned_uuid=planned_uuid,
     )
 
 

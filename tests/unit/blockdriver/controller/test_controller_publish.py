@@ -147,42 +147,45 @@ async def test_attach_slots_when_full_refuse_an_unannounced_volume(
 async def test_slots_name_each_volume_once_however_it_got_its_slot(
     state: Driver, publisher: ControllerPublish
 ) -> None:
+    slots = state.stores.attach_slots
     published, attached, both = await made(state, "abc")
     for volume_id in (published, both):
         publisher.publish_to_node(attach(volume_id))
     for volume_id in (attached, both):
         state.stores.access.attach(volume_id)
-    assert publisher.slots(NODE) == (3, tuple(sorted((published, attached, both))))
+    assert slots.in_use(NODE) == (3, tuple(sorted((published, attached, both))))
     with pytest.raises(errors.NotFound):
-        publisher.slots("other")
+        slots.in_use("other")
 
 
 @pytest.mark.spec("N-8")
 async def test_limit_for_co_that_names_volumes_excludes_the_others(
     state: Driver, publisher: ControllerPublish
 ) -> None:
+    slots = state.stores.attach_slots
     known, unannounced = await made(state, "ab")
     publisher.publish_to_node(attach(known))
     state.stores.access.attach(unannounced)
-    assert publisher.slots(NODE)[0] == 3
-    assert publisher.slots(NODE, [known])[0] == 2
-    assert publisher.slots(NODE, [known, "unattached-yet"])[0] == 2
-    assert publisher.slots(NODE, [known, unannounced])[0] == 3
-    assert publisher.slots(NODE, [known])[1] == tuple(sorted((known, unannounced)))
+    assert slots.in_use(NODE)[0] == 3
+    assert slots.in_use(NODE, [known])[0] == 2
+    assert slots.in_use(NODE, [known, "unattached-yet"])[0] == 2
+    assert slots.in_use(NODE, [known, unannounced])[0] == 3
+    assert slots.in_use(NODE, [known])[1] == tuple(sorted((known, unannounced)))
 
 
 @pytest.mark.spec("N-9")
 async def test_refused_publish_leaves_no_free_slot_in_the_next_answer(
     state: Driver, publisher: ControllerPublish
 ) -> None:
+    slots = state.stores.attach_slots
     unannounced, *known, refused = await made(state, "abcd")
     state.stores.access.attach(unannounced)  # nobody published it: the CO does not know it
     for volume_id in known:
         publisher.publish_to_node(attach(volume_id))
     with raised("AttachLimitReached"):
         publisher.publish_to_node(attach(refused))
-    limit, taken = publisher.slots(NODE)
+    limit, taken = slots.in_use(NODE)
     assert limit - len(set(taken) - set(known)) == len(known)
-    assert publisher.slots(NODE, known)[0] == len(known)
+    assert slots.in_use(NODE, known)[0] == len(known)
     state.stores.access.detach(unannounced)
     publisher.publish_to_node(attach(refused))

@@ -126,7 +126,7 @@ async def test_create_with_unknown_parameter_is_refused(
 ) -> None:
     with pytest.raises(errors.InvalidRequest):
         await provisioner.create(create(sent={key: value}))
-    assert list(state.stores.volume_records.ids()) == []
+    assert list(state.stores.volume_records.index.page()) == []
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ async def test_create_with_unsupported_capability_makes_nothing(
     with pytest.raises(capability_check.CapabilityNotSupported) as caught:
         await provisioner.create(create(capability=capability))
     assert "x1y2" not in str(caught.value)
-    assert list(state.stores.volume_records.ids()) == []
+    assert list(state.stores.volume_records.index.page()) == []
 
 
 @pytest.mark.parametrize("is_copy", [False, True])
@@ -171,7 +171,7 @@ async def test_create_failed_or_killed_before_commit_leaves_no_volume(
         with pytest.raises(type(failure)):
             await provisioner.create(request)
     volume_id = state.stores.pool.ids.volume_id("pvc-1")
-    assert state.stores.volume_records.ids() == (source,)
+    assert state.stores.volume_records.index.page() == (source,)
     assert state.stores.volume_records.find(volume_id) is None
     assert pool_layout.volume_records(tmp_path / "state") == {source}
     if isinstance(failure, errors.CrustError):

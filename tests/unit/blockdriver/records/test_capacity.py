@@ -49,7 +49,7 @@ async def test_create_in_parallel_never_exceeds_the_capacity(
     ]
     assert (len(made), len(refused)) == (4, 8)
     assert provisioner.stores.capacity.available_bytes() == 0
-    assert len(state.stores.volume_records.ids()) == 4
+    assert len(state.stores.volume_records.index.page()) == 4
     provisioner.delete(made[0].volume_id)
     assert provisioner.stores.capacity.available_bytes() == wanted
 
@@ -181,7 +181,7 @@ def test_capacity_counts_snapshot_blocks_and_reservations(
 
 
 def snapshots_of(state: Driver) -> int:
-    return len(state.stores.snapshot_sets.ids())
+    return len(state.stores.snapshot_sets.index.page())
 
 
 @pytest.mark.parametrize("later", [0, GIB], ids=["written before", "written during the copy"])

@@ -203,7 +203,7 @@ def test_slots_hold_a_publish_that_ends_between_the_questions() -> None:
     publish = slots.taking(volume_id)
     publish.__enter__()
     between.then = lambda: between.on.add(volume_id)
-    assert slots.in_use()[1] == (volume_id,)
+    assert slots.in_use(NODE)[1] == (volume_id,)
     between.then = lambda: None
     publish.__exit__(None, None, None)
-    assert slots.in_use()[1] == (volume_id,)
+    assert slots.in_use(NODE)[1] == (volume_id,)

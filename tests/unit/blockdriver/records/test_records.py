@@ -51,7 +51,7 @@ def test_volume_record_loads_as_saved(records: IndexedRecords[VolumeRecord]) -> 
     usage = models.Usage(kind="mount", fs_type="ext4", mode=1)
     saved = made(records, volume(usages=(usage,), parameters={"a": "b"}))
     assert records.load(VOLUME) == saved
-    assert list(records.ids()) == [VOLUME]
+    assert list(records.index.page()) == [VOLUME]
     removed(records, VOLUME)
     assert records.find(VOLUME) is None
 
@@ -158,7 +158,7 @@ def test_record_written_in_outage_is_read_after_it(tmp_path: Path) -> None:
         records.find(VOLUME)
     outage.is_on = False
     assert records.find(VOLUME) is not None
-    assert (records.unreadable(), len(records.ids())) == ([], 1)
+    assert (records.unreadable(), len(records.index.page())) == ([], 1)
     saved = records.save(present.replaced(capacity_bytes=2))
     assert records.load(VOLUME) == saved
     assert records.index.reserved_bytes() == 2
@@ -179,7 +179,7 @@ def test_record_perhaps_made_in_outage_is_asked_for_after_it(
     assert records.index.has(VOLUME), "it may be there"
     outage.is_on = False
     assert (records.find(VOLUME) is not None) == is_there
-    assert (records.unreadable(), len(records.ids())) == ([], int(is_there))
+    assert (records.unreadable(), len(records.index.page())) == ([], int(is_there))
 
 
 def test_records_that_cannot_be_read_are_counted_after_a_start(
@@ -190,9 +190,9 @@ def test_records_that_cannot_be_read_are_counted_after_a_start(
         made(records, volume(volume_id=volume_id))
     place_of(records, damaged).write_text("{")
     again = opened(tmp_path, VolumeRecord)
-    assert again.ids() == tuple(sorted((damaged, whole)))
+    assert again.index.page() == tuple(sorted((damaged, whole)))
     removed(again, whole)
-    assert again.ids() == (damaged,)
+    assert again.index.page() == (damaged,)
 
 
 def test_group_of_20000_volumes_survives_a_restart(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from crust.blockdriver.records.models import ContentRecord, ContentState
 from crust.core import errors
+from crust.core.volumes import VolumeId
 from crust.host.block import signatures
 from crust.host.filesystems import format_decision, superblocks
 from crust.host.filesystems.format_decision import Action
@@ -46,7 +47,7 @@ def judge(
     in_guest: bool = False,
 ) -> Action | str:
     content = ContentRecord(
-        volume_id="vol-1",
+        volume_id=VolumeId("vol-1"),
         format_in="host",
         state=state,
         fs_type="ext4" if state in ("formatting", "formatted") else "",
