@@ -11,7 +11,6 @@ from pathlib import Path
 
 from crust.blockdriver import guests, settings
 from crust.blockdriver.controller import topology
-from crust.blockdriver.controller.controller_publish import ControllerPublish
 from crust.blockdriver.controller.create_volume import Provisioner
 from crust.blockdriver.controller.list_volumes import VolumeLister
 from crust.blockdriver.controller.modify_volume import EnforcedByStorage, VolumeModifier
@@ -131,7 +130,6 @@ def build(  # noqa: PLR0913 - one per setting
         snapshots=snapshots,
         calls=calls,
         provisioner=Provisioner(stores, ContentSources(stores, snapshots), thick),
-        publisher=ControllerPublish(stores),
         lister=VolumeLister(stores, health_check),
         health_check=health_check,
         modifier=modifier,

@@ -1,9 +1,9 @@
 """CSI Controller: decode, call, encode. An RPC without a method here or in `snapshots` is UNIMPLEMENTED."""
 
 from dataclasses import dataclass
+from functools import partial
 
-from crust.blockdriver.controller import class_parameters, topology
-from crust.blockdriver.controller.controller_publish import ControllerPublish, PublishRequest
+from crust.blockdriver.controller import class_parameters, controller_publish, topology
 from crust.blockdriver.controller.create_volume import Create, Provisioner
 from crust.blockdriver.controller.list_volumes import Listed, VolumeLister
 from crust.blockdriver.controller.modify_volume import VolumeModifier
@@ -53,7 +53,6 @@ _HEALTH = {
 @dataclass(frozen=True, slots=True)
 class Controller(SnapshotCalls):
     provisioner: Provisioner
-    publisher: ControllerPublish
     lister: VolumeLister
     health_check: HealthCheck
     modifier: VolumeModifier
@@ -130,13 +129,16 @@ class Controller(SnapshotCalls):
             raise csi.MissingField("volume_capability")
         capability = csi.capability(request.volume_capability)
         csi.mapping(request.volume_context, "volume_context")
-        attach = PublishRequest(volume_id, node_id, capability, request.readonly)
-        await self.calls.change(
-            attach.volume_id,
-            attach,
-            lambda: workers.run(self.publisher.publish_to_node, attach),
-            call,
+        publish = partial(
+            controller_publish.publish_to_node,
+            self.stores,
+            volume_id,
+            node_id,
+            capability,
+            readonly=request.readonly,
         )
+        arguments = node_id, capability, request.readonly
+        await self.calls.change(volume_id, arguments, lambda: workers.run(publish), call)
         return csi_pb2.ControllerPublishVolumeResponse()
 
     async def ControllerUnpublishVolume(
@@ -147,12 +149,8 @@ class Controller(SnapshotCalls):
         node_id = request.node_id
         if node_id:
             csi.required(node_id, "node_id", limit_bytes=NODE_ID_MAX_BYTES)
-        await self.calls.change(
-            volume_id,
-            node_id,
-            lambda: workers.run(self.publisher.unpublish_from_node, volume_id, node_id),
-            call,
-        )
+        unpublish = partial(controller_publish.unpublish_from_node, self.stores, volume_id, node_id)
+        await self.calls.change(volume_id, node_id, lambda: workers.run(unpublish), call)
         return csi_pb2.ControllerUnpublishVolumeResponse()
 
     async def ListVolumes(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from crust.blockdriver.controller.controller_publish import ControllerPublish, PublishRequest
+from crust.blockdriver.controller import controller_publish
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.engines.protocol import StillAttached
 from crust.blockdriver.records import capability_check
@@ -23,55 +23,55 @@ def state(tmp_path: Path) -> Driver:
     return driver_state.opened(tmp_path, attach_slots=AttachSlots(NODE, 3))
 
 
-@pytest.fixture
-def publisher(state: Driver) -> ControllerPublish:
-    return state.controller.publisher
-
-
 async def made(state: Driver, names: str = "a") -> list[volumes.VolumeId]:
     """A volume for each letter."""
     create = state.controller.provisioner.create
     return [(await create(driver_state.create(name))).volume_id for name in names]
 
 
-def attach(
+def publish(
+    state: Driver,
     volume_id: str,
     capability: volumes.VolumeCapability | None = None,
     *,
     node: str = NODE,
     readonly: bool = False,
-) -> PublishRequest:
-    return PublishRequest(volumes.VolumeId(volume_id), node, capability or mount(), readonly)
-
-
-async def test_controller_publish_with_another_mode_is_a_conflict(
-    state: Driver, publisher: ControllerPublish
 ) -> None:
+    controller_publish.publish_to_node(
+        state.stores, volumes.VolumeId(volume_id), node, capability or mount(), readonly=readonly
+    )
+
+
+def unpublish(state: Driver, volume_id: volumes.VolumeId, node: str) -> None:
+    controller_publish.unpublish_from_node(state.stores, volume_id, node)
+
+
+async def test_controller_publish_with_another_mode_is_a_conflict(state: Driver) -> None:
     (volume_id,) = await made(state)
-    publisher.publish_to_node(attach(volume_id))
+    publish(state, volume_id)
     with raised("PublishedToNodeDifferently"):
-        publisher.publish_to_node(attach(volume_id, mount(mode=Mode.SINGLE_NODE_WRITER)))
+        publish(state, volume_id, mount(mode=Mode.SINGLE_NODE_WRITER))
 
 
 async def test_controller_publish_without_fs_type_matches_before_and_after_formatting(
-    state: Driver, publisher: ControllerPublish
+    state: Driver,
 ) -> None:
     create = driver_state.create("pvc-1", capability=mount("xfs"), required=320 * MIB)
     volume_id = (await state.controller.provisioner.create(create)).volume_id
-    publisher.publish_to_node(attach(volume_id, mount("")))
+    publish(state, volume_id, mount(""))
     known = state.stores.content_records.load(volume_id)
     state.stores.content_records.save(known.replaced(state="formatted", fs_type="xfs"))
-    publisher.publish_to_node(attach(volume_id, mount("")))
-    publisher.publish_to_node(attach(volume_id, mount("xfs")))
-    publisher.unpublish_from_node(volume_id, NODE)
-    publisher.publish_to_node(attach(volume_id, mount("xfs")))
-    publisher.publish_to_node(attach(volume_id, mount("")))
+    publish(state, volume_id, mount(""))
+    publish(state, volume_id, mount("xfs"))
+    unpublish(state, volume_id, NODE)
+    publish(state, volume_id, mount("xfs"))
+    publish(state, volume_id, mount(""))
     with raised("PublishedToNodeDifferently"):
-        publisher.publish_to_node(attach(volume_id, mount("ext4")))
+        publish(state, volume_id, mount("ext4"))
 
 
 async def test_controller_publish_to_second_node_names_the_first_until_unpublished(
-    state: Driver, publisher: ControllerPublish
+    state: Driver,
 ) -> None:
     (volume_id,) = await made(state)
     usage = Usage(kind="mount", fs_type="ext4", mode=7)
@@ -80,18 +80,18 @@ async def test_controller_publish_to_second_node_names_the_first_until_unpublish
         state.stores.volume_records.load(volume_id).replaced(nodes=(old,))
     )
     with pytest.raises(capability_check.PublishedToOtherNode, match="renamed-since"):
-        publisher.publish_to_node(attach(volume_id))
-    publisher.unpublish_from_node(volume_id, NODE)
+        publish(state, volume_id)
+    unpublish(state, volume_id, NODE)
     assert state.controller.lister.get(volume_id).nodes == ("renamed-since",)
-    publisher.unpublish_from_node(volume_id, "")
-    publisher.publish_to_node(attach(volume_id))
+    unpublish(state, volume_id, "")
+    publish(state, volume_id)
 
 
 async def test_controller_publish_survives_a_restart_and_blocks_delete(
-    state: Driver, publisher: ControllerPublish, tmp_path: Path
+    state: Driver, tmp_path: Path
 ) -> None:
     (volume_id,) = await made(state)
-    publisher.publish_to_node(attach(volume_id, readonly=True))
+    publish(state, volume_id, readonly=True)
     backend = state.stores.provisioning
     assert isinstance(backend, MemoryBackend)
     again = driver_state.opened(tmp_path, backend=backend)
@@ -100,23 +100,21 @@ async def test_controller_publish_survives_a_restart_and_blocks_delete(
     assert again.stores.volume_records.index.on_node(NODE) == {volume_id}
     with pytest.raises(capability_check.PublishedToOtherNode):
         again.controller.provisioner.delete(volume_id)
-    again.controller.publisher.unpublish_from_node(volume_id, NODE)
-    again.controller.publisher.unpublish_from_node(volume_id, NODE)
+    unpublish(again, volume_id, NODE)
+    unpublish(again, volume_id, NODE)
     again.controller.provisioner.delete(volume_id)
-    again.controller.publisher.unpublish_from_node(volume_id, "")
+    unpublish(again, volume_id, "")
 
 
-async def test_controller_unpublish_of_a_staged_volume_is_refused(
-    state: Driver, publisher: ControllerPublish
-) -> None:
+async def test_controller_unpublish_of_a_staged_volume_is_refused(state: Driver) -> None:
     (volume_id,) = await made(state)
-    publisher.publish_to_node(attach(volume_id))
+    publish(state, volume_id)
     state.stores.access.attach(volume_id)
     state.stores.node_state.note_staged(
         Staged(volume_id=volume_id, kind="mount", fs_type="ext4", paths=("/s",))
     )
     with pytest.raises(StillAttached):
-        publisher.unpublish_from_node(volume_id, "")
+        unpublish(state, volume_id, "")
     state.stores.volume_records.save(state.stores.volume_records.load(volume_id).replaced(nodes=()))
     assert state.controller.lister.get(volume_id).nodes == (NODE,)
     state.stores.access.detach(volume_id)
@@ -124,15 +122,13 @@ async def test_controller_unpublish_of_a_staged_volume_is_refused(
     assert state.controller.lister.get(volume_id).nodes == ()
 
 
-async def test_attach_slots_when_full_refuse_an_unannounced_volume(
-    state: Driver, publisher: ControllerPublish
-) -> None:
+async def test_attach_slots_when_full_refuse_an_unannounced_volume(state: Driver) -> None:
     attached, published, third = await made(state, "abc")
     slots, access = state.stores.attach_slots, state.stores.access
     slots.limit = 2
     with slots.taking(attached):
         access.attach(attached)
-    publisher.publish_to_node(attach(published))
+    publish(state, published)
     with raised("AttachLimitReached"), slots.taking(third):
         pytest.fail("it was given a slot")
     with slots.taking(published):
@@ -144,13 +140,11 @@ async def test_attach_slots_when_full_refuse_an_unannounced_volume(
 
 
 @pytest.mark.spec("N-6", "N-7")
-async def test_slots_name_each_volume_once_however_it_got_its_slot(
-    state: Driver, publisher: ControllerPublish
-) -> None:
+async def test_slots_name_each_volume_once_however_it_got_its_slot(state: Driver) -> None:
     slots = state.stores.attach_slots
     published, attached, both = await made(state, "abc")
     for volume_id in (published, both):
-        publisher.publish_to_node(attach(volume_id))
+        publish(state, volume_id)
     for volume_id in (attached, both):
         state.stores.access.attach(volume_id)
     assert slots.in_use(NODE) == (3, tuple(sorted((published, attached, both))))
@@ -159,12 +153,10 @@ async def test_slots_name_each_volume_once_however_it_got_its_slot(
 
 
 @pytest.mark.spec("N-8")
-async def test_limit_for_co_that_names_volumes_excludes_the_others(
-    state: Driver, publisher: ControllerPublish
-) -> None:
+async def test_limit_for_co_that_names_volumes_excludes_the_others(state: Driver) -> None:
     slots = state.stores.attach_slots
     known, unannounced = await made(state, "ab")
-    publisher.publish_to_node(attach(known))
+    publish(state, known)
     state.stores.access.attach(unannounced)
     assert slots.in_use(NODE)[0] == 3
     assert slots.in_use(NODE, [known])[0] == 2
@@ -174,18 +166,16 @@ async def test_limit_for_co_that_names_volumes_excludes_the_others(
 
 
 @pytest.mark.spec("N-9")
-async def test_refused_publish_leaves_no_free_slot_in_the_next_answer(
-    state: Driver, publisher: ControllerPublish
-) -> None:
+async def test_refused_publish_leaves_no_free_slot_in_the_next_answer(state: Driver) -> None:
     slots = state.stores.attach_slots
     unannounced, *known, refused = await made(state, "abcd")
     state.stores.access.attach(unannounced)  # nobody published it: the CO does not know it
     for volume_id in known:
-        publisher.publish_to_node(attach(volume_id))
+        publish(state, volume_id)
     with raised("AttachLimitReached"):
-        publisher.publish_to_node(attach(refused))
+        publish(state, refused)
     limit, taken = slots.in_use(NODE)
     assert limit - len(set(taken) - set(known)) == len(known)
     assert slots.in_use(NODE, known)[0] == len(known)
     state.stores.access.detach(unannounced)
-    publisher.publish_to_node(attach(refused))
+    publish(state, refused)
