@@ -47,11 +47,6 @@ class RecordMissing(errors.Corrupt):
         )
 
 
-class RecordUnreadable(errors.Corrupt):
-    def __init__(self, path: str, why: str) -> None:
-        super().__init__(f"the record {path} cannot be read", why=why)
-
-
 @dataclass(frozen=True, slots=True)
 class Summary:
     """The part of a record that stays in memory, for sums, pages and the check that it exists."""
@@ -94,13 +89,15 @@ class StoredRecord(Part):
 
     @classmethod
     def parse(cls, data: bytes, key: str, shown: Callable[[str], str]) -> Self:
-        """Decode the record of an id; raises `RecordUnreadable` for the file that is `shown`."""
+        """Decode the record of an id; raises RecordUnreadable for the file that is `shown`."""
         try:
             record = schema.read(cls.model_validate_json, data, SCHEMA)
+            if record.key != key:
+                raise schema.Unreadable(f"it describes {record.key}")
         except schema.Unreadable as err:
-            raise RecordUnreadable(shown(key), str(err)) from err
-        if record.key != key:
-            raise RecordUnreadable(shown(key), f"it describes {record.key}")
+            raise errors.Corrupt.named(
+                "RecordUnreadable", f"the record {shown(key)} cannot be read", why=str(err)
+            ) from err
         return record.model_copy(update={"stored": data})
 
     def encode(self) -> bytes:

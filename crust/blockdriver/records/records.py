@@ -49,11 +49,23 @@ class Index:
             self._on_node: defaultdict[str, set[volumes.VolumeId]] = defaultdict(set)
             self._snapshots_of: Counter[str] = Counter()
 
-    def note(self, record_id: str, summary: Summary | None, *, in_doubt: bool = False) -> None:
-        """Note a record with that summary, its absence, or a record that is `in_doubt`."""
+    def note(
+        self,
+        record_id: str,
+        summary: Summary | None,
+        *,
+        in_doubt: bool = False,
+        is_read: bool = False,
+    ) -> None:
+        """Note a record with that summary, its absence, or a record that is `in_doubt`. A note that `is_read` gives
+        a record its missing summary, and changes no other: a newer write stays.
+        """
         volume_id = volumes.VolumeId(record_id)
         with self._guard:
-            is_known, earlier = record_id in self._summaries, self._summaries.pop(record_id, None)
+            is_known, earlier = record_id in self._summaries, self._summaries.get(record_id)
+            if is_read and (not is_known or earlier is not None):
+                return
+            self._summaries.pop(record_id, None)
             if earlier is not None:
                 self._reserved_bytes[earlier.thick] -= earlier.capacity_bytes
                 for node_id in earlier.nodes:
@@ -71,12 +83,6 @@ class Index:
                 bisect.insort(self._ids, volume_id)
             if is_known and not is_there:
                 del self._ids[bisect.bisect_left(self._ids, volume_id)]
-
-    def learn(self, record_id: str, record: StoredRecord | None) -> None:
-        """Note the result of a read of a record that had no summary; a newer write stays."""
-        with self._guard:
-            if self._summaries.get(record_id, _OTHER) is None:
-                self.note(record_id, record.summary if record else None)
 
     def page(self, after: str = "") -> tuple[volumes.VolumeId, ...]:
         """The ids greater than `after`, in order."""
@@ -120,9 +126,6 @@ class Index:
             return frozenset(self._on_node.get(node_id, ()))
 
 
-_OTHER = Summary()
-
-
 @dataclass(eq=False)
 class Records(Generic[M]):
     """The records of a kind, by id. Safe from any thread; every method may block."""
@@ -135,13 +138,13 @@ class Records(Generic[M]):
     """Learns each read."""
 
     def find(self, key: str) -> M | None:
-        """The record, or None. Raises `RecordUnreadable`, and the errors of the store."""
+        """The record, or None. Raises RecordUnreadable, and the errors of the store."""
         if not self.is_id(key):
             return None
         data = self._store.load(key)
         record = None if data is None else self._model.parse(data, key, self._store.shown)
         if self.index is not None:
-            self.index.learn(key, record)
+            self.index.note(key, record.summary if record else None, is_read=True)
         return record
 
     def load(self, key: str) -> M:

@@ -40,8 +40,6 @@ _DEFERRAL = (
     _Rpc.DEFER_FS_OPS_WITH_SUPPLEMENTAL_GROUP,
     _Rpc.DEFER_FS_OPS_WITH_SUPPLEMENTAL_GROUP_CHANGE_POLICY,
 )
-
-
 _KEPT = (deferral_keys.PASSPHRASE, deferral_keys.USER_ID, deferral_keys.USER_KEY)
 """The secrets of a stage that a publish needs."""
 

@@ -94,7 +94,7 @@ class SnapshotCalls:
         """Ordered by set and id; an empty list if no snapshot matches. The token is the last id of a page.
 
         The list omits a snapshot with an unreadable record: the pool's health reports it, and a request by its id
-        gets `RecordUnreadable`.
+        gets RecordUnreadable.
         """
         source, snapshot_id = request.source_volume_id, request.snapshot_id
         for value, field in ((source, "source_volume_id"), (snapshot_id, "snapshot_id")):

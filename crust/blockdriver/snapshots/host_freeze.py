@@ -138,7 +138,7 @@ class HostFreezes:
     _timer: threading.Timer | None = field(default=None, init=False)
     _has_ended: bool = field(default=False, init=False)
 
-    def close(self) -> None:
+    def close(self, *, is_late: bool = False) -> None:
         """Thaw everything, even a filesystem that a thread is still freezing."""
         if self._timer is not None:
             self._timer.cancel()
@@ -146,11 +146,13 @@ class HostFreezes:
             self._has_ended = True
             for volume_id in tuple(self._frozen):
                 self._thaw(volume_id)
+        if is_late:
+            _log.error("a freeze took too long and was undone", extra={"limit_s": self._limit_s})
 
     def freeze(self, member: OnHost) -> None:
         """Raises AlreadyFrozen if another program froze it."""
         if self._timer is None:
-            self._timer = threading.Timer(self._limit_s, self._expire)
+            self._timer = threading.Timer(self._limit_s, self.close, kwargs={"is_late": True})
             self._timer.start()
         freeze = fsfreeze.Freeze(member.mountpoint)
         with self._guard:
@@ -182,10 +184,6 @@ class HostFreezes:
             f"{member.volume_id} is not copied",
             why=f"its filesystem would have been frozen for more than {self._limit_s:g} s",
         )
-
-    def _expire(self) -> None:
-        self.close()
-        _log.error("a freeze took too long and was undone", extra={"limit_s": self._limit_s})
 
     def _thaw(self, volume_id: volumes.VolumeId) -> None:
         freeze = self._frozen.pop(volume_id, None)

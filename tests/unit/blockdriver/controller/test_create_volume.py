@@ -257,9 +257,9 @@ async def test_volume_with_unreadable_record_is_neither_created_nor_deleted(
     volume_id = (await provisioner.create(create())).volume_id
     record = pool_layout.volume_record(tmp_path / "state", volume_id)
     record.write_text("{")
-    with pytest.raises(models.RecordUnreadable):
+    with raised("RecordUnreadable"):
         await provisioner.create(create())
-    with pytest.raises(models.RecordUnreadable):
+    with raised("RecordUnreadable"):
         provisioner.delete(volume_id)
     assert record.read_text() == "{"
     assert state.stores.provisioning.image_ids() == {volume_id}

@@ -14,6 +14,7 @@ from crust.blockdriver.records.models import ContentRecord, Snapshot, SnapshotSe
 from crust.blockdriver.records.records import IndexedRecords, Records
 from crust.core import errors, volumes
 from crust.host.files import durable
+from tests.support.raised import raised
 from tests.support.records.stored_records import file_records, made, place_of, removed
 
 IDS = PoolIds("0123456789abcdef")
@@ -97,7 +98,7 @@ def test_record_that_cannot_be_read_is_refused_and_kept(
         plain = json.loads(path.read_text()) | change
         text = json.dumps({key: value for key, value in plain.items() if value is not ...})
     path.write_text(text)
-    with pytest.raises(models.RecordUnreadable, match=why):
+    with raised("RecordUnreadable", match=why):
         records.load(VOLUME)
     with pytest.raises(pool_access.RecordChanged):
         records.save(saved.replaced(capacity_bytes=2))
@@ -260,5 +261,5 @@ def test_content_record_that_is_not_understood_is_refused(
     made(contents, NEW)
     path = place_of(contents, VOLUME)
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    with pytest.raises(models.RecordUnreadable):
+    with raised("RecordUnreadable"):
         contents.load(VOLUME)
