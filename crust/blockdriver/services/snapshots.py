@@ -57,7 +57,6 @@ class SnapshotCalls:
         if not is_met(request.accessibility_requirements, self.stores.segment):
             raise topology.TopologyNotAccessible(self.stores.segment, "snapshot")
         snapshot_id = self.stores.pool.ids.snapshot_id(name)
-
         created = await self.calls.change(
             snapshot_id,
             volume_id,
@@ -127,14 +126,13 @@ class SnapshotCalls:
 
     def _to_wire(self, snapshot_set: SnapshotSet, snapshot: Snapshot) -> csi_pb2.Snapshot:
         """A snapshot of a set; in CSI 1.13 with its topology."""
+        is_single = snapshot_set.set_id == snapshot.snapshot_id
         pb = csi_pb2.Snapshot(
             size_bytes=snapshot.size_bytes,
             snapshot_id=snapshot.snapshot_id,
             source_volume_id=snapshot.source_volume_id,
             ready_to_use=True,
-            group_snapshot_id=snapshot_set.set_id
-            if snapshot_set.set_id != snapshot.snapshot_id
-            else "",
+            group_snapshot_id="" if is_single else snapshot_set.set_id,
         )
         pb.creation_time.seconds, pb.creation_time.nanos = divmod(snapshot_set.created_ns, _NS)
         if self.role.csi_profile == "1.13":

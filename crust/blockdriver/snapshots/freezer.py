@@ -48,13 +48,7 @@ from crust.blockdriver.guests import Guests
 from crust.blockdriver.host import device_mounts
 from crust.blockdriver.records.stores import Stores
 from crust.blockdriver.snapshots import host_freeze
-from crust.blockdriver.snapshots.host_freeze import (
-    HostFreezes,
-    Intent,
-    Intents,
-    OnHost,
-    ThawedEarly,
-)
+from crust.blockdriver.snapshots.host_freeze import HostFreezes, Intent, OnHost, ThawedEarly
 from crust.core import errors, volumes
 from crust.host.block import devices, holders, users
 from crust.host.process import workers
@@ -147,7 +141,7 @@ def _plan_of(stores: Stores, volume_id: volumes.VolumeId) -> QuiescePlan:
 class Freezer:
     """Freezes and thaws. `limit_s` (1 to 60) is the longest freeze."""
 
-    _intents: Intents
+    _intents: host_freeze.Intents
     _access: NodeAccess
     _guests: Guests
     limit_s: float = LIMIT_S
@@ -216,13 +210,11 @@ class Freezer:
         problem: errors.CrustError | None
         if isinstance(member, OnHost):
             try:
-                await workers.run(freezes.thaw, member)
+                problem = await workers.run(freezes.thaw, member)
             except errors.CrustError as err:
                 _log.error("a filesystem stays frozen", extra={**extra, "error": err})
                 self._leave(member)
                 problem = err
-            else:
-                problem = freezes.problem(member)
         else:
             problem = ThawedEarly(member.volume_id, "its guest thawed before the copy ended")
             try:

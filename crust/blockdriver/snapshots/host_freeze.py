@@ -160,18 +160,16 @@ class HostFreezes:
             if self._has_ended:  # the timer was faster
                 self._thaw(member.volume_id)
 
-    def thaw(self, member: OnHost) -> None:
-        """Thaw it, if it is frozen; raises StillFrozen, also after a thaw of the timer that failed."""
+    def thaw(self, member: OnHost) -> errors.CrustError | None:
+        """Thaw it, if it is frozen. Returns the error if it was thawed too early for its copy to count; raises
+        StillFrozen, also after a thaw of the timer that failed.
+
+        The kernel tells a thaw by another program, unless that has frozen the filesystem again.
+        """
         with self._guard:
             self._thaw(member.volume_id)
         if member.volume_id in self._failed:
             raise self._failed[member.volume_id]
-
-    def problem(self, member: OnHost) -> errors.CrustError | None:
-        """After its thaw: the error if the filesystem was thawed too early for its copy to count.
-
-        The kernel tells a thaw by another program, unless that has frozen the filesystem again.
-        """
         if member.volume_id in self._thawed_early:
             return ThawedEarly(
                 member.volume_id,

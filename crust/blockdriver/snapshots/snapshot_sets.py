@@ -25,7 +25,6 @@ from crust.blockdriver.engines.protocol import Image, NewSnapshotSet
 from crust.blockdriver.records.models import Snapshot, SnapshotSet
 from crust.blockdriver.records.records import UNREADABLE
 from crust.blockdriver.records.stores import Stores
-from crust.blockdriver.settings import DEFAULT_MAX_SNAPSHOTS_PER_VOLUME
 from crust.blockdriver.snapshots import freezer
 from crust.blockdriver.snapshots.freezer import Freezer, QuiescePlan
 from crust.core import errors, volumes
@@ -50,7 +49,7 @@ class SnapshotSets:
 
     stores: Stores
     freezer: Freezer
-    most_per_volume: int = DEFAULT_MAX_SNAPSHOTS_PER_VOLUME
+    most_per_volume: int
 
     async def create(self, name: str, volume_id: volumes.VolumeId) -> SnapshotSet:
         """Take a snapshot; an existing one is a success. A lost one is not taken again: its name means that moment.
@@ -89,45 +88,46 @@ class SnapshotSets:
         self, set_id: str, name: str, member_ids: Mapping[volumes.VolumeId, str]
     ) -> SnapshotSet:
         present = self.stores.snapshot_sets.find(set_id)
-        if present is None:
-            planned = tuple(self._plan(*pair) for pair in member_ids.items())
-            return SnapshotSet(set_id=set_id, name=name, created_ns=0, snapshots=planned)
-        if [snapshot.source_volume_id for snapshot in present.snapshots] != list(member_ids):
-            hint = "choose another name, or delete it first"
-            if set_of(present.snapshots[0].snapshot_id) != present.snapshots[0].snapshot_id:
+        if present is not None:
+            first, hint = present.snapshots[0], "choose another name, or delete it first"
+            is_same = [one.source_volume_id for one in present.snapshots] == list(member_ids)
+            if not is_same and set_of(first.snapshot_id) != first.snapshot_id:
                 raise errors.Conflict.named(
                     "GroupNameTaken",
                     f"the group snapshot {present.name!r} exists already",
                     why="it is a group of other volumes",
                     hint=hint,
                 )
-            raise errors.Conflict.named(
-                "SnapshotNameTaken",
-                f"the snapshot {present.name!r} exists already",
-                why=f"it is a snapshot of {present.snapshots[0].source_volume_id}",
-                hint=hint,
+            if not is_same:
+                raise errors.Conflict.named(
+                    "SnapshotNameTaken",
+                    f"the snapshot {present.name!r} exists already",
+                    why=f"it is a snapshot of {first.source_volume_id}",
+                    hint=hint,
+                )
+            for image in images_of(present):
+                self.stores.provisioning.check_snapshot(image)
+            return present
+        planned = []
+        for volume_id, snapshot_id in member_ids.items():
+            record = self.stores.volume_records.load(volume_id)
+            number = self.stores.snapshot_sets.index.snapshots_of(volume_id)
+            if number >= self.most_per_volume:
+                raise errors.Exhausted.named(
+                    "SnapshotLimitReached",
+                    f"no snapshot of {volume_id} is taken",
+                    why=f"it has {number}, and max_snapshots_per_volume is {self.most_per_volume}",
+                )
+            self.stores.provisioning.check_image(volume_id)
+            content = self.stores.content_records.load(volume_id)
+            snapshot = Snapshot(
+                snapshot_id=snapshot_id,
+                source_volume_id=volume_id,
+                size_bytes=record.capacity_bytes,
+                **{name: getattr(content, name) for name in _OF_CONTENT},
             )
-        for image in images_of(present):
-            self.stores.provisioning.check_snapshot(image)
-        return present
-
-    def _plan(self, volume_id: volumes.VolumeId, snapshot_id: str) -> Snapshot:
-        record = self.stores.volume_records.load(volume_id)
-        number = self.stores.snapshot_sets.index.snapshots_of(volume_id)
-        if number >= self.most_per_volume:
-            raise errors.Exhausted.named(
-                "SnapshotLimitReached",
-                f"no snapshot of {volume_id} is taken",
-                why=f"it has {number}, and max_snapshots_per_volume is {self.most_per_volume}",
-            )
-        self.stores.provisioning.check_image(volume_id)
-        content = self.stores.content_records.load(volume_id)
-        return Snapshot(
-            snapshot_id=snapshot_id,
-            source_volume_id=volume_id,
-            size_bytes=record.capacity_bytes,
-            **{name: getattr(content, name) for name in _OF_CONTENT},
-        )
+            planned.append(snapshot)
+        return SnapshotSet(set_id=set_id, name=name, created_ns=0, snapshots=tuple(planned))
 
     @contextmanager
     def _taking(self, plan: SnapshotSet) -> Iterator[NewSnapshotSet]:

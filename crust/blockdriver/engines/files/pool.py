@@ -181,16 +181,13 @@ class DirectoryPool:
         self.directory.let_go()
 
     def _absent(self, present: str) -> PoolAbsent:
-        remembered = self._remembered()
+        remembered, other = self._remembered(), "for a new pool run `crust driver init-pool`"
+        if remembered:
+            other = f"if another pool is meant, remove {self._memory}"
         return PoolAbsent(
             f"the pool{f' {remembered}' if remembered else ''} is not in {self.directory.path}",
             why=f"{present} is there; perhaps its disk is not mounted",
-            hint="mount it, and the driver goes on by itself; "
-            + (
-                f"if another pool is meant, remove {self._memory}"
-                if remembered
-                else "for a new pool run `crust driver init-pool`"
-            ),
+            hint=f"mount it, and the driver goes on by itself; {other}",
         )
 
     def _remembered(self) -> str:
