@@ -53,7 +53,7 @@ class Provisioner:
 
     stores: Stores
     sources: ContentSources
-    thick: bool = False
+    thick: bool
     """The kind of a volume whose class names none; its record keeps it."""
 
     async def create(self, request: Create) -> VolumeRecord:

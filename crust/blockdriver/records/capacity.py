@@ -45,7 +45,6 @@ from dataclasses import dataclass, field
 from crust.blockdriver.engines.protocol import PoolSpace, Provisioning
 from crust.blockdriver.records.models import Usage
 from crust.blockdriver.records.records import Index
-from crust.blockdriver.settings import DEFAULT_POOL_LOW_PERCENT
 from crust.core import errors, volumes
 from crust.host.filesystems import mkfs
 
@@ -60,8 +59,8 @@ class PoolCapacity:
     _index: Index
     _provisioning: Provisioning
     _overcommit: float
-    _low_percent: int = DEFAULT_POOL_LOW_PERCENT
-    _reserves_snapshots: bool = True
+    _low_percent: int
+    _reserves_snapshots: bool
     _guard: threading.Lock = field(default_factory=threading.Lock, init=False)
     _pending: dict[str, int] = field(default_factory=dict, init=False)
     _pending_thick: dict[str, int] = field(default_factory=dict, init=False)

@@ -145,7 +145,11 @@ def test_capacity_never_gives_the_spare(
     state: Driver, monkeypatch: pytest.MonkeyPatch, size: int, spare: int, overcommit: float
 ) -> None:
     pool = capacity.PoolCapacity(
-        state.stores.volume_records.index, state.stores.provisioning, overcommit
+        state.stores.volume_records.index,
+        state.stores.provisioning,
+        overcommit,
+        10,
+        _reserves_snapshots=True,
     )
 
     def free(**space: int) -> int:

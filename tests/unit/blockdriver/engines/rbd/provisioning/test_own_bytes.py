@@ -42,7 +42,7 @@ class Pool:
         self.engine = RbdProvisioning(self.place)
         self.engine.own_bytes._volume_ids = lambda: self.volumes
         self.index = Index()
-        self.capacity = PoolCapacity(self.index, self.engine, 1.0)
+        self.capacity = PoolCapacity(self.index, self.engine, 1.0, 10, _reserves_snapshots=True)
 
     def command(self, prefix: str, **_: Any) -> str:
         """`ceph df`."""
