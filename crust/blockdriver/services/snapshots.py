@@ -283,7 +283,7 @@ class SnapshotCalls:
 
         is_complete = False
         while not is_complete:
-            question = (snapshot_ids, start, in_part)
+            question = (snapshot_ids, start, in_message)
             with contextlib.ExitStack() as operations:
                 for snapshot_id in snapshot_ids:  # no call deletes one during the read
                     operations.enter_context(
