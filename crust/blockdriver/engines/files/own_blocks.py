@@ -268,10 +268,7 @@ class OwnBlocks:
                 self._files[one] = files
             elif one in self._files or (is_gone and one in self._family_of):
                 self._drop(one, is_gone=is_gone)
-        if is_strange:
-            self._find_families()
-        else:
-            self._count(self._to_look_at(changed, new))
+        self._count(self._find_families() if is_strange else self._to_look_at(changed, new))
         self._changed, self._were_attached, self._full_at_s = set(), attached, full_at_s
 
     def _files_of(self, volume_or_set_id: str) -> tuple[_File, ...]:
@@ -300,7 +297,7 @@ class OwnBlocks:
                 self._family_of.pop(volume_or_set_id).members.discard(volume_or_set_id)
                 self._is_uncommitted = True
 
-    def _find_families(self) -> None:
+    def _find_families(self) -> set[_Family]:
         groups: list[set[str]] = []
         self._family_of = {}  # after an error every file is strange
         if self._clones():
@@ -318,7 +315,7 @@ class OwnBlocks:
             family = _Family(set().union(*(self._family_of[one].members for one in group)))
             self._family_of.update(dict.fromkeys(family.members, family))
         self._estimated = set()
-        self._count(set(self._family_of.values()))
+        return set(self._family_of.values())
 
     def _sharing(self, ids: Iterable[str]) -> answers.Answer[list[set[str]]]:
         paths = [file.path for one in ids for file in self._files[one]]
