@@ -117,7 +117,25 @@ class NodeState:
         durable.make_directories(self._root, 0o700)
         durable.make_directory(self._boot, 0o700)
         durable.remove_temporary_files(self._boot)
-        self._drop_other_boots()
+        with (
+            syscalls.translating(f"cannot clear {self._root} of earlier boots"),
+            os.scandir(self._root) as entries,
+        ):
+            for boot in entries:
+                ours = _BOOT.fullmatch(boot.name) and boot.is_dir(follow_symlinks=False)
+                if not ours or boot.path == self._boot:
+                    continue
+                try:
+                    with syscalls.translating(f"cannot remove {boot.path}"):
+                        for name in os.listdir(boot.path):
+                            if name.endswith(".json"):
+                                os.unlink(os.path.join(boot.path, name))
+                        if not os.listdir(boot.path):
+                            os.rmdir(boot.path)
+                except errors.CrustError as err:
+                    # no code reads it, and the next start tries again
+                    extra = {"path": boot.path, "error": err}
+                    _log.warning("the node state of another boot stays", extra=extra)
         self._files = {}
         for name in sorted(os.listdir(self._boot)):
             if not name.endswith(".json"):
@@ -223,27 +241,6 @@ class NodeState:
 
     def _path(self, volume_id: str) -> str:
         return f"{self._boot}/{volume_id}.json"
-
-    def _drop_other_boots(self) -> None:
-        with (
-            syscalls.translating(f"cannot clear {self._root} of earlier boots"),
-            os.scandir(self._root) as entries,
-        ):
-            for boot in entries:
-                ours = _BOOT.fullmatch(boot.name) and boot.is_dir(follow_symlinks=False)
-                if not ours or boot.path == self._boot:
-                    continue
-                try:
-                    with syscalls.translating(f"cannot remove {boot.path}"):
-                        for name in os.listdir(boot.path):
-                            if name.endswith(".json"):
-                                os.unlink(os.path.join(boot.path, name))
-                        if not os.listdir(boot.path):
-                            os.rmdir(boot.path)
-                except errors.CrustError as err:
-                    # no code reads it, and the next start tries again
-                    extra = {"path": boot.path, "error": err}
-                    _log.warning("the node state of another boot stays", extra=extra)
 
 
 @dataclass(slots=True)
