@@ -364,7 +364,7 @@ class OwnBlocks:
             own_bytes = family.blocks_bytes = sum(file.blocks_bytes for file in files)
             snapshot_bytes = sum(file.blocks_bytes for file in snapshots)
             unseen_bytes = 0
-            if self._clones() and (len(files) > 1 or (files and self._is_btrfs())):
+            if files and self._clones() and (len(files) > 1 or self._is_btrfs()):
                 own_bytes, unseen_bytes = 0, own_bytes
                 occupied = extents.Occupied()
                 if _add(occupied, [file.path for file in snapshots]):
