@@ -49,23 +49,11 @@ class Index:
             self._on_node: defaultdict[str, set[volumes.VolumeId]] = defaultdict(set)
             self._snapshots_of: Counter[str] = Counter()
 
-    def note(
-        self,
-        record_id: str,
-        summary: Summary | None,
-        *,
-        in_doubt: bool = False,
-        is_read: bool = False,
-    ) -> None:
-        """Note a record with that summary, its absence, or a record that is `in_doubt`. A note that `is_read` gives
-        a record its missing summary, and changes no other: a newer write stays.
-        """
+    def note(self, record_id: str, summary: Summary | None, *, in_doubt: bool = False) -> None:
+        """Note a record with that summary, its absence, or a record that is `in_doubt`."""
         volume_id = volumes.VolumeId(record_id)
         with self._guard:
-            is_known, earlier = record_id in self._summaries, self._summaries.get(record_id)
-            if is_read and (not is_known or earlier is not None):
-                return
-            self._summaries.pop(record_id, None)
+            is_known, earlier = record_id in self._summaries, self._summaries.pop(record_id, None)
             if earlier is not None:
                 self._reserved_bytes[earlier.thick] -= earlier.capacity_bytes
                 for node_id in earlier.nodes:
@@ -83,6 +71,12 @@ class Index:
                 bisect.insort(self._ids, volume_id)
             if is_known and not is_there:
                 del self._ids[bisect.bisect_left(self._ids, volume_id)]
+
+    def learn(self, record_id: str, record: StoredRecord | None) -> None:
+        """Note the result of a read of a record that had no summary; a newer write stays."""
+        with self._guard:
+            if record_id in self._summaries and self._summaries[record_id] is None:
+                self.note(record_id, record.summary if record else None)
 
     def page(self, after: str = "") -> tuple[volumes.VolumeId, ...]:
         """The ids greater than `after`, in order."""
@@ -144,7 +138,7 @@ class Records(Generic[M]):
         data = self._store.load(key)
         record = None if data is None else self._model.parse(data, key, self._store.shown)
         if self.index is not None:
-            self.index.note(key, record.summary if record else None, is_read=True)
+            self.index.learn(key, record)
         return record
 
     def load(self, key: str) -> M:
