@@ -46,17 +46,15 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", 
 
 def extra_of(record: logging.LogRecord) -> dict[str, Any]:
     """The `extra` of a log call, with the context's fields."""
-    fields = {key: _safe(value) for key, value in vars(record).items() if key not in _STANDARD}
-    error = vars(record).get("error")
+    own = {key: value for key, value in vars(record).items() if key not in _STANDARD}
+    error = own.get("error")
     if isinstance(error, errors.CrustError):
-        fields["error_name"] = error.error_name
-    outer = {key: _safe(value) for key, value in (context.get() or {}).items()}
-    return {**outer, **fields}
-
-
-def _safe(value: object) -> object:
-    """Text without credentials; the text of an error may come from any program."""
-    return credentials.shown(str(value)) if isinstance(value, str | BaseException) else value
+        own["error_name"] = error.error_name
+    fields: dict[str, Any] = {**(context.get() or {}), **own}
+    for key, value in fields.items():
+        if isinstance(value, str | BaseException):  # the text of an error may come from any program
+            fields[key] = credentials.shown(str(value))
+    return fields
 
 
 class JsonFormatter(logging.Formatter):

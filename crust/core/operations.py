@@ -112,10 +112,6 @@ class _Running:
     def age_s(self) -> float:
         return time.monotonic() - self.started_s
 
-    def note_other(self, name: str, identity: object) -> None:
-        if self.ended_by is not None and self.ended_by == identity:
-            self.unwanted = f"{name} was called"
-
 
 _current: contextvars.ContextVar[_Running | None] = contextvars.ContextVar(
     "operation", default=None
@@ -189,7 +185,8 @@ class KeyedOperations:
             self._running.update(dict.fromkeys(keys, running))
             running.task.add_done_callback(partial(self._finished, keys, running))
         elif (running.key, running.name, running.identity) != (key, name, identity):
-            running.note_other(name, identity)
+            if running.ended_by is not None and running.ended_by == identity:
+                running.unwanted = f"{name} was called"
             raise self._busy(key)
         wait_s = min(
             running.started_s + running.limit_s - time.monotonic(),
