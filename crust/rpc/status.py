@@ -10,7 +10,7 @@ gets them only if its caller asks for them.
 To a kubelet a *final* status means that no trace of the volume exists: it forgets the volume and never unpublishes
 it. CANCELLED, DEADLINE_EXCEEDED, UNAVAILABLE, RESOURCE_EXHAUSTED and ABORTED are not final: the volume is
 "uncertain", and the kubelet retries while the pod is wanted, and unpublishes afterwards. So an error has a fault and
-a residue, and `allowed_branch` gives the branch that both together allow. Message and name of an error do not change.
+a residue, and `allowed_error` gives the error that both together allow. Message and name of an error do not change.
 
 One exception: CSI demands ALREADY_EXISTS for a second publish with other arguments. A kubelet never sends one, so if
 a driver answers ALREADY_EXISTS for the same arguments, the status is UNAVAILABLE too.
@@ -32,15 +32,13 @@ from crust.core import credentials, errors, logs
 from crust.rpc.call import Call, Metadata
 from crust.rpc.messages import extensions
 
-Branch = type[errors.CrustError]
-
 DOMAIN = "crust.dev"
 DETAILS_KEY = "grpc-status-details-bin"
 """The metadata of gRPC with the details of a status."""
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9]{0,62}")
 
-_TIMED_OUT = "Deadline Exceeded"
+TIMED_OUT = "Deadline Exceeded"
 """gRPC's text, which says no more than the code."""
 
 _MESSAGE_MAX_CHARS = 2000
@@ -95,7 +93,7 @@ class PeerStatus(errors.CrustError):
         if is_timeout:
             super().__init__(
                 "the other process did not answer in time",
-                why="" if message == _TIMED_OUT else message,
+                why="" if message == TIMED_OUT else message,
                 hint="look at its log, and at the storage or the guest behind it; the caller may retry",
             )
         else:
@@ -189,7 +187,7 @@ class Undo(enum.Enum):
     UNPUBLISH = "the driver's unpublish, then the same"
 
 
-NOT_FINAL: frozenset[Branch] = frozenset(
+NOT_FINAL: frozenset[type[errors.CrustError]] = frozenset(
     {errors.OperationPending, errors.PeerUnavailable, errors.Exhausted}
 )
 """The branches after which a kubelet assumes that a publish may exist."""
@@ -202,25 +200,18 @@ _PUBLISHING = ("NodeStageVolume", "NodePublishVolume")
 """CSI answers ALREADY_EXISTS for other arguments in these."""
 
 
-def allowed_branch(rpc: str, error: errors.CrustError, residue: Residue) -> Branch:
-    error_branch = branch_of(type(error))
-    if rpc == "RuntimeExpandVolume":
-        waits = error_branch is errors.NotReady and error.error_name not in REMOVED_BY_RESTART
-        return errors.PeerUnavailable if waits else error_branch
-    if residue is Residue.NONE or error_branch in NOT_FINAL:
-        return error_branch
-    if error_branch is errors.Conflict and residue is Residue.OTHER and rpc in _PUBLISHING:
-        return error_branch
-    return errors.PeerUnavailable
-
-
 def allowed_error(rpc: str, error: errors.CrustError, residue: Residue) -> errors.CrustError:
-    """The error to return: `error` itself, or its message and name in the branch that both allow."""
+    """The error to return: `error` itself if its branch is allowed, else its message and name as UNAVAILABLE."""
     decoded = to_error(error) if isinstance(error, PeerStatus) else error
-    allowed = allowed_branch(rpc, decoded, residue)
-    if allowed is branch_of(type(decoded)):
+    branch = branch_of(type(decoded))
+    if rpc == "RuntimeExpandVolume":
+        is_allowed = branch is not errors.NotReady or decoded.error_name in REMOVED_BY_RESTART
+    else:
+        is_others = residue is Residue.OTHER and branch is errors.Conflict and rpc in _PUBLISHING
+        is_allowed = residue is Residue.NONE or branch in NOT_FINAL or is_others
+    if is_allowed:
         return error
-    answered = allowed(decoded.what, why=decoded.why, hint=decoded.hint)
+    answered = errors.PeerUnavailable(decoded.what, why=decoded.why, hint=decoded.hint)
     answered.error_name = decoded.error_name
     answered.__cause__ = error
     return answered

@@ -101,7 +101,9 @@ _PART_CHARS = 8
 def _forms(value: str) -> Iterator[str]:
     """A secret as it was sent, and as JSON, Python, Go, URLs and base64 write it."""
     in_json, in_go = json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1]
-    yield from (value, in_json, in_go, _within_json(in_json), _within_json(in_go))
+    yield from (value, in_json, in_go)
+    # in a string of JSON, as a log of JSON has them
+    yield from (text.replace("\\", r"\\").replace('"', r"\"") for text in (in_json, in_go))
     yield re.sub("[<>&]", lambda found: f"\\u{ord(found[0]):04x}", in_go)  # Go's encoding/json
     yield re.sub(r"\\u00([01].|7f)", r"\\x\1", in_go)  # Go's %q
     data = value.encode()
@@ -116,11 +118,6 @@ def _forms(value: str) -> Iterator[str]:
         is_whole = (before + len(data)) % 3 == 0
         inner = encoded[(0, 2, 3)[before] : None if is_whole else -1]
         yield from (inner, inner.translate(str.maketrans("+/", "-_")))
-
-
-def _within_json(text: str) -> str:
-    """The text of JSON in a string of JSON, as a log of JSON has it."""
-    return text.replace("\\", r"\\").replace('"', r"\"")
 
 
 def _without_parts(text: str, forms: Collection[str]) -> str:

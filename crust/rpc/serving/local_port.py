@@ -10,7 +10,7 @@ from crust.core import errors, logs
 from crust.rpc.call import Call
 from crust.rpc.port import Port
 from crust.rpc.serving.service import Service
-from crust.rpc.status import PeerStatus
+from crust.rpc.status import TIMED_OUT, PeerStatus
 
 
 class LocalPort(Port):
@@ -31,7 +31,7 @@ class LocalPort(Port):
             async with asyncio.timeout(call.time_remaining()):
                 return await self._part(call.method).answer(call, data, is_inner=True)
         except TimeoutError:
-            raise _timed_out() from None
+            raise PeerStatus(grpc.StatusCode.DEADLINE_EXCEEDED, TIMED_OUT) from None
 
     async def forward(self, call: Call, data: bytes) -> bytes:
         """See `Port`. The caller's own deadline holds."""
@@ -49,7 +49,7 @@ class LocalPort(Port):
                     async with asyncio.timeout(call.time_remaining()):
                         answer = await anext(answers, None)
                 except TimeoutError:
-                    raise _timed_out() from None
+                    raise PeerStatus(grpc.StatusCode.DEADLINE_EXCEEDED, TIMED_OUT) from None
                 finally:
                     fields = logs.context.get()
                     logs.context.set(outer)
@@ -71,7 +71,3 @@ class LocalPort(Port):
                 )
             )
         return service
-
-
-def _timed_out() -> PeerStatus:
-    return PeerStatus(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")

@@ -93,7 +93,21 @@ async def serving(
     lock = await workers.run(_claim, socket_path, lock_path)
     try:
         server = grpc.aio.server(handlers=[_Handlers(service)], options=channel.SERVER_OPTIONS)
-        placed = await _start(server, socket_path)
+        bound = sockets.beside(socket_path)
+        try:
+            server.add_insecure_port(channel.target_of(bound))
+        except RuntimeError as err:  # gRPC raises this for any reason
+            raise errors.RuntimeFailed.named(
+                "SocketBindFailed",
+                f"the socket {socket_path} cannot be served",
+                why="it cannot be bound",
+            ) from err
+        await server.start()  # before the rename: every caller that connects is answered
+        try:
+            placed = await workers.run(sockets.OwnSocket.place, bound, socket_path)
+        except BaseException:
+            await server.stop(grace=None)
+            raise
         watch = supervised(
             "watch of a socket",
             lambda: _watch(placed, service.health),
@@ -130,25 +144,6 @@ def _claim(socket_path: str, lock_path: str | None) -> locks.ProcessLock | None:
             lock.close()
         raise
     return lock
-
-
-async def _start(server: grpc.aio.Server, socket_path: str) -> sockets.OwnSocket:
-    """Start to serve, then rename the socket to its path, so that every caller that connects is answered."""
-    bound = sockets.beside(socket_path)
-    try:
-        server.add_insecure_port(channel.target_of(bound))
-    except RuntimeError as err:  # gRPC raises this for any reason
-        raise errors.RuntimeFailed.named(
-            "SocketBindFailed",
-            f"the socket {socket_path} cannot be served",
-            why="it cannot be bound",
-        ) from err
-    await server.start()
-    try:
-        return await workers.run(sockets.OwnSocket.place, bound, socket_path)
-    except BaseException:
-        await server.stop(grace=None)
-        raise
 
 
 async def _watch(placed: sockets.OwnSocket, health: Health) -> None:

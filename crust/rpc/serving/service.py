@@ -65,6 +65,9 @@ _CODES = {code: code.name.title().replace("_", "") for code in grpc.StatusCode} 
 }
 """The names that a kubelet's metrics have for the codes."""
 
+_NO_METHOD = (grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+"""The status of gRPC itself for a method that a server does not have."""
+
 _OURS = frozenset({grpc.StatusCode.INTERNAL, grpc.StatusCode.DATA_LOSS, grpc.StatusCode.UNKNOWN})
 """Failures of crust, or of the driver or handler behind it. All other codes but OK are refusals."""
 
@@ -140,7 +143,7 @@ class Service:
                     elif self._others is not None:
                         answer = await self._others.forward(call, data)
                     else:
-                        raise _no_method()
+                        raise PeerStatus(*_NO_METHOD)
                 except (Exception, asyncio.CancelledError) as error:
                     served.refuse(error)
                 served.end()
@@ -163,7 +166,7 @@ class Service:
             elif self._others is not None:
                 stream = self._others.stream(call, data)
             else:
-                raise _no_method()
+                raise PeerStatus(*_NO_METHOD)
             async with contextlib.aclosing(stream) as answers:
                 async for answer in answers:
                     yield answer
@@ -211,16 +214,8 @@ class _Served:
         # a refusal is a warning; the outer call reports an inner call's failure
         if not (self._is_inner or is_fine):
             level = logging.ERROR if code in _OURS else logging.WARNING
-        if _log.isEnabledFor(level):
-            self._log(level, elapsed_s, code, error)
-
-    def _log(
-        self,
-        level: int,
-        elapsed_s: float,
-        code: grpc.StatusCode,
-        error: errors.CrustError | None,
-    ) -> None:
+        if not _log.isEnabledFor(level):
+            return
         extra: dict[str, Any] = {
             "rpc": self.rpc,
             "server": self._service.name,
@@ -263,10 +258,6 @@ class _Served:
         raise refusal from error
 
 
-def _no_method() -> PeerStatus:
-    return PeerStatus(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
-
-
 def methods_of(servicer: object, service: descriptor.ServiceDescriptor) -> Methods:
     """The methods of a servicer; each takes a message and its `Call`, and answers a message, or an iterator.
 
@@ -277,9 +268,7 @@ def methods_of(servicer: object, service: descriptor.ServiceDescriptor) -> Metho
     for method in service.methods:
         name = f"/{service.full_name}/{method.name}"
         served = getattr(servicer, method.name, None)
-        if served is None:
-            unary[name] = _not_served
-        elif method.server_streaming:
+        if served is not None and method.server_streaming:
             streams[name] = partial(_stream, served)
         else:
             unary[name] = partial(_unary, served)
@@ -307,8 +296,14 @@ def probe(backend: Port, version: str) -> Methods:
 
 
 async def _unary(
-    served: Callable[[Any, Call], Awaitable[Any]], request: Any, _: bytes, call: Call
+    served: Callable[[Any, Call], Awaitable[Any]] | None, request: Any, _: bytes, call: Call
 ) -> bytes:
+    if served is None:
+        raise errors.Unsupported.named(
+            "RpcNotServed",
+            f"{call.method.rpartition('/')[2]} is not served here",
+            why="its capability is not advertised",
+        )
     csi.check_secrets(request)
     encoded: bytes = (await served(request, call)).SerializeToString()
     return encoded
@@ -321,11 +316,3 @@ async def _stream(
     async with contextlib.aclosing(served(request, call)) as messages:
         async for message in messages:
             yield message.SerializeToString()
-
-
-async def _not_served(_: Any, __: bytes, call: Call) -> bytes:
-    raise errors.Unsupported.named(
-        "RpcNotServed",
-        f"{call.method.rpartition('/')[2]} is not served here",
-        why="its capability is not advertised",
-    )
