@@ -154,7 +154,7 @@ class _ClaimModel(pydantic.BaseModel):
 
 
 @dataclass(eq=False)
-class ClaimLock:
+class ClaimLock(contextlib.AbstractContextManager["ClaimLock"]):
     """The held lock of one entry. A child may inherit `fd` by `pass_fds`; otherwise exec closes it."""
 
     fd: int
@@ -279,9 +279,6 @@ class ClaimLock:
                     _rename(self.paths.dead_claim, self.paths.claim)
             finally:  # without the rename the next claimant, and readers, find it where it is
                 locks.unlock(self.fd)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.release()

@@ -132,15 +132,6 @@ def scan(root: Layout) -> Iterator[Entry]:
     return (entry for entry in visible if entry is not None)
 
 
-def reserved_by(paths: EntryPaths) -> Reserved | None:
-    """The reservation of an entry, by a record of any version; None if there is no record, or it does not say it.
-
-    Raises the errors of `durable.find`.
-    """
-    data = durable.find(paths.record, limit_bytes=records.LIMIT_BYTES)
-    return reserved(data, paths.digest) if data is not None else None
-
-
 def _claim_of(paths: EntryPaths) -> tuple[Claim | None, errors.CrustError | None]:
     try:
         return claims.read(paths), None

@@ -20,7 +20,6 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Self
 
 from crust.core import errors, volumes
 from crust.handoff import claims, directories, layout
@@ -28,8 +27,9 @@ from crust.handoff import entry as entries
 from crust.handoff.claims import NotPublished
 from crust.handoff.directories import UntrustedDirectory
 from crust.handoff.entry import Entry, UnknownHandoffFile
-from crust.handoff.layout import EntryPaths, Layout
-from crust.handoff.record import Record
+from crust.handoff.layout import Layout
+from crust.handoff.mount_info import reserved
+from crust.handoff.record import LIMIT_BYTES, Record
 from crust.host.files import durable, listing, locks
 from crust.host.process import syscalls
 
@@ -50,7 +50,7 @@ class EntryDiffers(errors.Conflict):
 
 
 @dataclass(eq=False)
-class Removal:
+class Removal(contextlib.AbstractContextManager["Removal"]):
     """The removal of an entry, with its claim lock held: no sandbox has the volume, and none can claim it meanwhile.
 
     A block that ends without `complete` leaves the entry as it is, with its dead claim; a retry unpublishes it.
@@ -87,9 +87,6 @@ class Removal:
 
     def close(self) -> None:
         self._lock.release()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -193,7 +190,23 @@ class Store:
         claim that cannot be read.
         """
         paths = self.layout.entry(target)
-        lock = self._lock(paths, target)
+        try:
+            lock = claims.ClaimLock.acquire(paths, target)
+        except NotPublished:
+            if not directories.exists(paths.directory):
+                raise
+            # Somebody removed the lock file, so a holder is not visible any more. Safe only if the entry was never
+            # claimed.
+            if any(map(listing.exists, (paths.claim, paths.dead_claim))):
+                raise errors.Corrupt.named(
+                    "ClaimLockMissing",
+                    f"the entry {paths.directory} cannot be locked",
+                    why=f"{layout.CLAIM_LOCK} was removed, so it is unknown whether the sandbox of "
+                    f"{layout.CLAIM} still runs",
+                    hint=f"make sure that it does not run, then remove {layout.CLAIM}",
+                ) from None
+            _create_lock(paths.claim_lock)
+            lock = claims.ClaimLock.acquire(paths, target)
         try:
             has_ended = lock.check_ended(target)
             entry = entries.read(paths) or Entry(paths.digest, paths.directory, None)
@@ -218,7 +231,8 @@ class Store:
             if listing.exists(directory):  # published again since
                 continue
             try:
-                if (reservation := entries.reserved_by(gone)) is not None:
+                data = durable.find(gone.record, limit_bytes=LIMIT_BYTES)
+                if data is not None and (reservation := reserved(data, digest)) is not None:
                     clear(reservation.target)
             except errors.CrustError as error:
                 extra = {"entry": digest, "error": str(error)}
@@ -234,25 +248,6 @@ class Store:
         durable.write_file(paths.record, new.to_bytes(), mode=layout.FILE_MODE)
         claims.touch(paths)
         return replace(entry, record=new)
-
-    def _lock(self, paths: EntryPaths, target: volumes.TargetPath) -> claims.ClaimLock:
-        try:
-            return claims.ClaimLock.acquire(paths, target)
-        except NotPublished:
-            if not directories.exists(paths.directory):
-                raise
-        # Somebody removed the lock file, so a holder is not visible any more. Safe only if the entry was never
-        # claimed.
-        if any(map(listing.exists, (paths.claim, paths.dead_claim))):
-            raise errors.Corrupt.named(
-                "ClaimLockMissing",
-                f"the entry {paths.directory} cannot be locked",
-                why=f"{layout.CLAIM_LOCK} was removed, so it is unknown whether the sandbox of "
-                f"{layout.CLAIM} still runs",
-                hint=f"make sure that it does not run, then remove {layout.CLAIM}",
-            )
-        _create_lock(paths.claim_lock)
-        return claims.ClaimLock.acquire(paths, target)
 
 
 def _create_lock(path: str) -> None:

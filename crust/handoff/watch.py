@@ -56,7 +56,7 @@ closing: each scan would cause more of them, without end.
 """
 
 
-class Watch:
+class Watch(watchdog_events.FileSystemEventHandler):
     """Hints that something in the directory `root` may have changed. An async context manager and iterator.
 
     `TOUCHES` alone are for the process that publishes: it knows the entries that it renames itself, and watchdog's
@@ -105,10 +105,17 @@ class Watch:
         self._hint.clear()
         await workers.run(self._follow_root)
 
-    def root_deleted(self) -> None:
-        """Cause a hint, and a new inotify watch: a new root may get the inode number of the deleted one."""
-        self._root_deleted = True
-        self.notify()
+    def on_any_event(self, event: watchdog_events.FileSystemEvent) -> None:
+        """Cause a hint, unless all names of the event are hidden. watchdog calls it on its thread."""
+        is_deletion = isinstance(event, watchdog_events.DirDeletedEvent)
+        if is_deletion and event.src_path == self.root:
+            # a new root may get the inode number of the deleted one
+            self._root_deleted = True
+            self.notify()
+            return
+        paths = [os.fsdecode(path) for path in (event.src_path, event.dest_path) if path]
+        if not all(layout.is_hidden(os.path.basename(path)) for path in paths):
+            self.notify()
 
     def notify(self) -> None:
         """Cause a hint. Thread-safe."""
@@ -154,35 +161,13 @@ class Watch:
             return
         try:
             watch = self._observer.schedule(
-                _EventBridge(self), self.root, recursive=False, event_filter=list(self._kinds)
+                self, self.root, recursive=False, event_filter=list(self._kinds)
             )
         except OSError as err:
             # The root was deleted again, or inotify's limits are reached. Periodic scans still find every change.
             _log.warning("cannot watch the directory", extra={"root": self.root, "error": err})
             return
         self._watched = (watch, identity)
-
-
-class _EventBridge(watchdog_events.FileSystemEventHandler):
-    """Passes events from watchdog's thread to the loop, except events of hidden names."""
-
-    def __init__(self, watch: Watch) -> None:
-        self._watch = watch
-
-    def on_any_event(self, event: watchdog_events.FileSystemEvent) -> None:
-        if (
-            isinstance(event, watchdog_events.DirDeletedEvent)
-            and event.src_path == self._watch.root
-        ):
-            self._watch.root_deleted()
-            return
-        names = [
-            os.path.basename(os.fsdecode(path))
-            for path in (event.src_path, event.dest_path)
-            if path
-        ]
-        if not all(map(layout.is_hidden, names)):
-            self._watch.notify()
 
 
 class _OverflowListener(logging.Handler):

@@ -21,7 +21,7 @@ import hashlib
 import os
 import struct
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Self
 
@@ -73,7 +73,7 @@ class LockHeld(errors.NotReady):
         super().__init__(f"{path} is locked", why=f"{holder} holds it")
 
 
-class ProcessLock:
+class ProcessLock(AbstractContextManager["ProcessLock"]):
     """An exclusive lock of this process on a file, held until `close` or death. No child inherits it."""
 
     def __init__(self, fd: int) -> None:
@@ -113,9 +113,6 @@ class ProcessLock:
             unlock(self._fd)
             os.close(self._fd)
             self._fd = -1
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
