@@ -34,7 +34,7 @@ def is_visible(mount: mountinfo.Mount) -> bool:
 
 def filesystem_mounts(device: volumes.BlockSource) -> tuple[mountinfo.Mount, ...]:
     """Every mount in this namespace of the filesystem on the device."""
-    return mountinfo.of_device(device.identity.major, device.identity.minor)
+    return mountinfo.of_devices({(device.identity.major, device.identity.minor)})
 
 
 def node_mounts(device: volumes.BlockSource) -> tuple[mountinfo.Mount, ...]:

@@ -244,4 +244,4 @@ def _mount_of(identity: str) -> mountinfo.Mount | None:
     device = devices.of_number(os.makedev(major, minor))
     if device is None or str(device.identity) != identity:
         return None
-    return next(filter(device_mounts.is_visible, mountinfo.of_device(major, minor)), None)
+    return next(filter(device_mounts.is_visible, mountinfo.of_devices({(major, minor)})), None)

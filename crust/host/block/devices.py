@@ -74,20 +74,20 @@ def of_number(number: int) -> volumes.BlockSource | None:
 
     Raises `NotSeen`.
     """
-    directory = _directory(number)
 
     def look() -> volumes.BlockSource:
         identity = device_sets.identity_of(os.major(number), os.minor(number))
-        name = _fields(syscalls.read_attribute(f"{directory}/uevent"))["DEVNAME"]
-        return volumes.BlockSource(f"/dev/{name}", identity)
+        return volumes.BlockSource(f"/dev/{_name(number)}", identity)
 
     return answers.seen(answers.ask(f"the device {_text(number)}", look, absent=syscalls.ABSENT))
 
 
 def node_of(number: int) -> str:
     """The path of the device's node in /dev. Raises `DeviceNodeMissing`."""
-    name = _uevent(number).get("DEVNAME", "")
-    path = f"/dev/{name}"
+    with syscalls.translating(
+        f"cannot look at the device {_text(number)}", hint="check whether it was detached"
+    ):
+        path = f"/dev/{_name(number)}"
     try:
         status = os.stat(path)
     except OSError as err:
@@ -107,9 +107,10 @@ def partition_of(number: int, partition: int) -> int:
             if syscalls.known_attribute(f"{directory}/{name}/partition") == str(partition):
                 major, _, minor = syscalls.read_attribute(f"{directory}/{name}/dev").partition(":")
                 return os.makedev(int(major), int(minor))
+        name = _name(number)
     raise errors.NotReady.named(
         "PartitionMissing",
-        f"{_uevent(number).get('DEVNAME', _text(number))} has no partition {partition}",
+        f"{name or _text(number)} has no partition {partition}",
         why="the volume's context names it, and the kernel does not show it",
     )
 
@@ -237,15 +238,12 @@ def _attribute(path: str, name: str) -> str:
         return syscalls.read_attribute(f"{directory}/{name}")
 
 
-def _uevent(number: int) -> dict[str, str]:
-    with syscalls.translating(
-        f"cannot look at the device {_text(number)}", hint="check whether it was detached"
-    ):
-        return _fields(syscalls.read_attribute(f"{_directory(number)}/uevent"))
-
-
-def _fields(text: str) -> dict[str, str]:
-    return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+def _name(number: int) -> str:
+    """The name of a device in /dev; empty if it has none. Raises `OSError`."""
+    lines = syscalls.read_attribute(f"{_directory(number)}/uevent").splitlines()
+    return next(
+        (line.removeprefix("DEVNAME=") for line in lines if line.startswith("DEVNAME=")), ""
+    )
 
 
 def _directory(number: int) -> str:

@@ -148,8 +148,16 @@ def detach(device: LoopDevice) -> None:
                 keeps_blocks = not loopctl.frees_blocks(device.number)
                 loopctl.make_writable(fd)  # the next user of the number may not check
                 fcntl.ioctl(fd, loopctl.CLEAR)
-        if is_attached(device):
-            _wait_until_gone(device)
+        # another opener of the device: udev's probe ends in a moment; a longer one is an error
+        if is_attached(device) and not loopctl.wait_until(lambda: not is_attached(device)):
+            # undo the refused clear: the kernel would detach the device at its holder's last close
+            with (
+                contextlib.suppress(FileNotFoundError, errors.NotFound),
+                syscalls.closing(os.open(device.path, os.O_RDONLY)) as fd,
+            ):
+                if _is_same(device, fd):
+                    loopctl.set_flags(fd, loopctl.status(fd).flags & ~loopctl.AUTOCLEAR)
+            raise users.in_use(device.path)
         if keeps_blocks:
             loopctl.remove(device.number)
 
@@ -223,20 +231,6 @@ def configure(backing_fd: int, flags: int, name: str) -> tuple[int, int]:
         f"no loop device for {name}",
         why=f"other processes took the free device {_ATTEMPTS} times",
     )
-
-
-def _wait_until_gone(device: LoopDevice) -> None:
-    """Wait for another opener of the device: udev's probe ends in a moment; a longer one is an error."""
-    if loopctl.wait_until(lambda: not is_attached(device)):
-        return
-    # undo the refused clear: the kernel would detach the device at its holder's last close
-    with (
-        contextlib.suppress(FileNotFoundError, errors.NotFound),
-        syscalls.closing(os.open(device.path, os.O_RDONLY)) as fd,
-    ):
-        if _is_same(device, fd):
-            loopctl.set_flags(fd, loopctl.status(fd).flags & ~loopctl.AUTOCLEAR)
-    raise users.in_use(device.path)
 
 
 def _is_same(device: LoopDevice, fd: int) -> bool:

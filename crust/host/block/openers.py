@@ -45,7 +45,15 @@ def openers() -> Openers:
     then. The process that serves a network block device (`pid` in sysfs: rbd-nbd, qemu-nbd) has it open all the time,
     and is no user of it.
     """
-    return _looks.next()
+    global _next
+    mine = _next
+    with mine.lock:
+        if mine.result is None:
+            with _running:
+                _next = _Look()  # a later caller needs a later look
+                found = answers.ask("the open files of all processes", _openers, needs=NEEDS)
+                mine.result = answers.seen(found) or {}
+    return mine.result
 
 
 def check_visible(pid: int) -> None:
@@ -82,31 +90,9 @@ class _Look:
     result: Openers | None = None
 
 
-class _Looks:
-    """One look at a time; the callers that wait for it to end share the next one."""
-
-    def __init__(self) -> None:
-        self._running = threading.Lock()
-        self._next = _Look()
-
-    def next(self) -> Openers:
-        """The result of a look that begins after this call has begun."""
-        mine = self._next
-        with mine.lock:
-            if mine.result is None:
-                with self._running:
-                    self._next = _Look()  # a later caller needs a later look
-                    mine.result = _all_openers()
-        return mine.result
-
-
-_looks = _Looks()
-"""The kernel's list of processes is one for this process, and so is the look at it."""
-
-
-def _all_openers() -> Openers:
-    answer = answers.ask("the open files of all processes", _openers, needs=NEEDS)
-    return answers.seen(answer) or {}
+_next = _Look()
+"""For the callers that come now: the kernel's list of processes is one for this process, and so is the look at it."""
+_running = threading.Lock()
 
 
 def opened_by(pid: int, devices: Collection[volumes.DeviceIdentity]) -> set[volumes.DeviceIdentity]:

@@ -59,29 +59,17 @@ def describe(signature: Signature) -> str:
     return "nothing" if isinstance(signature, Blank) else "data without a signature"
 
 
-class AmbiguousSignature(errors.Corrupt):
-    def __init__(self, path: str) -> None:
-        super().__init__(
-            f"the content of {path} is ambiguous",
-            why="it carries signatures of more than one format",
-        )
-
-
-class ProbeFailed(errors.RuntimeFailed):
-    def __init__(self, path: str, why: str) -> None:
-        super().__init__(f"cannot probe {path}", why=why)
-
-
 def probe(path: str) -> Signature:
     """The signature on the device or file. Blocks.
 
     Raises `NotFound`, `AmbiguousSignature`, `ProbeFailed`, `CannotConfine`, `CrustError` for a device that cannot be
     read.
     """
+    failed = f"cannot probe {path}"
     with syscalls.opened(path, f"cannot open {path}", os.O_NONBLOCK) as fd:
         # a loop device that was detached meanwhile
         if not os.lseek(fd, 0, os.SEEK_END):
-            raise ProbeFailed(path, "it has no size")
+            raise errors.RuntimeFailed.named("ProbeFailed", failed, why="it has no size")
     program = ("blkid", "-p", "-o", "export", confined.DEVICE)
     # A loop of its own: this runs in a worker thread, and `commands` bounds time and output.
     blkid = asyncio.run(
@@ -89,15 +77,18 @@ def probe(path: str) -> Signature:
     )
     if blkid.code == _BLKID_NOTHING:
         return Blank() if devices.is_blank(path) else Unsigned()
-    if blkid.code == _BLKID_AMBIGUOUS:
-        raise AmbiguousSignature(path)
-    if blkid.code:
-        raise ProbeFailed(path, blkid.stderr_tail.strip() or f"blkid exited with {blkid.code}")
+    if blkid.code not in (0, _BLKID_AMBIGUOUS):
+        why = blkid.stderr_tail.strip() or f"blkid exited with {blkid.code}"
+        raise errors.RuntimeFailed.named("ProbeFailed", failed, why=why)
     lines = blkid.stdout.decode("utf-8", "replace").splitlines()
     values = dict(line.split("=", 1) for line in lines if "=" in line)
     kind, usage, table = (values.get(name, "") for name in ("TYPE", "USAGE", "PTTYPE"))
-    if kind and table:
-        raise AmbiguousSignature(path)
+    if blkid.code == _BLKID_AMBIGUOUS or (kind and table):
+        raise errors.Corrupt.named(
+            "AmbiguousSignature",
+            f"the content of {path} is ambiguous",
+            why="it carries signatures of more than one format",
+        )
     if kind and usage == "filesystem":
         return Filesystem(kind, values.get("UUID", ""))
     return Other(f"partition table {table}" if table else f"{usage or 'signature'} {kind}".strip())

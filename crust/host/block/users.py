@@ -204,7 +204,7 @@ def check_mounts_here(device: volumes.BlockSource, *, readonly: bool) -> None:
     For a repeated publish, whose guest may open the device at this moment. Raises `NotSeen`.
     """
     numbers = _related(device.identity)
-    found = answers.seen(_ask(device, lambda: mountinfo.of_devices(numbers, "self"))) or ()
+    found = answers.seen(_ask(device, lambda: mountinfo.of_devices(numbers))) or ()
     in_the_way = [("self", mount) for mount in found if not readonly or mount.filesystem_writes]
     if in_the_way:
         raise mounted_on_host(device.path, in_the_way)
@@ -355,7 +355,13 @@ def _binds(
             continue
         # a covered mount is known by the name of its node alone
         is_named = mount.fs_type in _IN_MEMORY and os.path.basename(mount.root) == name
-        if is_named or _device_at(mount.target) in numbers:
+        try:
+            device = None if is_named else syscalls.block_device_at(mount.target)
+        except OSError as err:
+            if err.errno not in syscalls.ABSENT:
+                raise
+            continue
+        if is_named or (device is not None and (os.major(device), os.minor(device)) in numbers):
             yield mount
 
 
@@ -368,16 +374,6 @@ def _is_published(target: str, root: str) -> bool:
     first, second, *_ = [*target.removeprefix(below).split("/"), ""]
     is_drivers = below != "/" and first == "plugins" and second != "kubernetes.io"
     return target.startswith(below) and not is_drivers
-
-
-def _device_at(path: str) -> Number | None:
-    try:
-        device = syscalls.block_device_at(path)
-    except OSError as err:
-        if err.errno not in syscalls.ABSENT:
-            raise
-        return None
-    return None if device is None else (os.major(device), os.minor(device))
 
 
 def _loops_on(numbers: Collection[Number], seen: Look) -> list[str]:

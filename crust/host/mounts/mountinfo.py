@@ -169,13 +169,9 @@ class MountWatch:
         return bool(self._poll.poll(0))
 
 
-def of_device(major: int, minor: int) -> tuple[Mount, ...]:
-    """The mounts of the filesystem on a device, binds of parts of it included, in this namespace."""
-    return of_devices({(major, minor)}, "self")
-
-
-def of_devices(numbers: Collection[tuple[int, int]], pid: str) -> tuple[Mount, ...]:
-    """The mounts of the filesystems on these devices in the mount namespace of a process; none if it has ended.
+def of_devices(numbers: Collection[tuple[int, int]], pid: str = "self") -> tuple[Mount, ...]:
+    """The mounts of the filesystems on these devices, binds of parts of them included, in the mount namespace of a
+    process; none if it has ended.
 
     Raises `OSError` if the kernel does not show the mounts of a process that runs.
     """

@@ -87,7 +87,7 @@ async def test_host_publish_of_volume_without_guests_looks_at_no_process(
     def refuse() -> openers.Openers:
         raise AssertionError("the open files of all processes were looked at")
 
-    monkeypatch.setattr(openers, "_all_openers", refuse)
+    monkeypatch.setattr(openers, "_openers", refuse)
     await bench.publish(volume_id, bench.target("pod-a"))
 
 

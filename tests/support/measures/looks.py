@@ -12,7 +12,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     It repeats a look at a device that another program of the machine has open for a moment.
     """
     looks: list[None] = []
-    look, error = openers._all_openers, users.Users.error
+    look, error = openers._openers, users.Users.error
 
     def one() -> openers.Openers:
         looks.append(None)
@@ -22,6 +22,6 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[None]:
         looks.pop()
         return error(found, purpose)
 
-    monkeypatch.setattr(openers, "_all_openers", one)
+    monkeypatch.setattr(openers, "_openers", one)
     monkeypatch.setattr(users.Users, "error", repeated)
     return looks

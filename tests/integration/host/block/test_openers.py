@@ -29,8 +29,8 @@ def test_look_serves_all_that_began_to_wait_before_it(monkeypatch: pytest.Monkey
         assert goes_on.wait(30)
         return {(7, len(looks)): ()}
 
-    monkeypatch.setattr(openers, "_all_openers", look)
-    monkeypatch.setattr(openers, "_looks", openers._Looks())
+    monkeypatch.setattr(openers, "_openers", look)
+    monkeypatch.setattr(openers, "_next", openers._Look())
     results: list[openers.Openers] = []
     first = threading.Thread(target=lambda: results.append(openers.openers()))
     first.start()

@@ -37,7 +37,7 @@ def test_mount_device_shows_in_mountinfo_with_its_options(
     assert mount is not None
     assert (mount.fs_type, mount.source) == ("ext4", ext4.path)
     assert {"rw", "noatime", "nodev"} <= set(mount.options)
-    assert mountinfo.of_device(mount.major, mount.minor) == (mount,)
+    assert mountinfo.of_devices({(mount.major, mount.minor)}) == (mount,)
     assert (mount.major, mount.minor) == (ext4.identity.major, ext4.identity.minor)
     mount_api.unmount(mountpoint)
     mount_api.mount_device(ext4.path, mountpoint, "ext4", readonly=True)
