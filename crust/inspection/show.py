@@ -10,7 +10,7 @@ from typing import TypeVar
 from rich.text import Text
 
 from crust.core import errors
-from crust.host.process import arguments, hidden, open_files
+from crust.host.process import arguments, open_files
 from crust.inspection import Format, daemon_calls, output, views
 from crust.inspection.daemon_calls import Stub
 from crust.wire.v1 import inspect_pb2
@@ -41,7 +41,7 @@ class Shown:
         return self.table(form == "wide")
 
 
-_WARNINGS = (hidden.ControlGroupsExcepted.__name__, "UnpublishRefused")
+_WARNINGS = ("ControlGroupsExcepted", "UnpublishRefused")
 """What the operator has excepted, and a pod that does not end: a new pod could start all the same."""
 
 Question = Callable[[Stub, str], Awaitable[Shown]]

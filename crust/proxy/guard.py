@@ -280,12 +280,7 @@ class Targets:
         with (
             target_paths.parent_of(target, self._roots) as parent,
             syscalls.translating(f"cannot look below the mounts of {target}"),
-            syscalls.closing(
-                syscalls.open_tree(
-                    f"/proc/self/fd/{parent}",
-                    syscalls.OPEN_TREE_CLONE | syscalls.OPEN_TREE_CLOEXEC,
-                )
-            ) as above,
+            syscalls.closing(syscalls.open_tree(f"/proc/self/fd/{parent}")) as above,
         ):
             yield f"/proc/self/fd/{above}/{os.path.basename(target.text)}"
 

@@ -62,17 +62,6 @@ class _Groups:
     reserved: int = 0
     is_sparse: bool = True
 
-    def left_out(self, blocks: int) -> int:
-        """How many of the blocks no group takes, because the last one would be too small."""
-        count, rest = divmod(blocks - self.first_block, self.blocks)
-        # with sparse_super the groups 0, 1, and powers of 3, 5 and 7 have a copy of the superblock
-        powers = (base**power for base in (3, 5, 7) for power in range(1, 21))
-        has_copy = not self.is_sparse or count <= 1 or count in powers
-        least = self.least
-        if self.descriptors and has_copy:
-            least += 1 + count // self.descriptors + 1 + self.reserved
-        return rest if count > 0 and rest < least else 0
-
 
 @dataclass(frozen=True, slots=True)
 class Superblock:
@@ -95,7 +84,17 @@ class Superblock:
     def grown_bytes(self, device_bytes: int) -> int:
         """The size that the filesystem gets when it is grown to a device of this size."""
         blocks = device_bytes // _PAGE_BYTES * _PAGE_BYTES // self.block_size_bytes
-        left_out = self.groups.left_out(blocks) if self.groups is not None else 0
+        if (groups := self.groups) is None:
+            return blocks * self.block_size_bytes
+        count, rest = divmod(blocks - groups.first_block, groups.blocks)
+        # with sparse_super the groups 0, 1, and powers of 3, 5 and 7 have a copy of the superblock
+        powers = (base**power for base in (3, 5, 7) for power in range(1, 21))
+        has_copy = not groups.is_sparse or count <= 1 or count in powers
+        least = groups.least
+        if groups.descriptors and has_copy:
+            least += 1 + count // groups.descriptors + 1 + groups.reserved
+        # no group takes the rest if the last one would be too small
+        left_out = rest if count > 0 and rest < least else 0
         return (blocks - left_out) * self.block_size_bytes
 
     @property
@@ -114,16 +113,31 @@ def read_ext4(path: str) -> Superblock:
     shift = _field("<I", data, 0x18)
     if shift > _EXT_LOG_BLOCK_SIZE_MAX:
         raise InvalidSuperblock(path, "ext4", f"its blocks have 1024 << {shift} bytes")
+    block_bytes = 1024 << shift
     blocks = high << 32 | _field("<I", data, 0x04)
     high = _field("<I", data, 0x154) if incompat & _EXT_INCOMPAT_64BIT else 0
     kernels = min(blocks // 50, _EXT_KERNELS_BLOCKS) if incompat & _EXT_INCOMPAT_EXTENTS else 0
+    inode_bytes = _field("<I", data, 0x28) * (_field("<H", data, 0x58) or 128)
+    descriptor_bytes = max(_field("<H", data, 0xFE) if incompat & _EXT_INCOMPAT_64BIT else 0, 32)
+    has_copies = not incompat & _EXT_INCOMPAT_META_BG
+    is_sparse = _field("<I", data, 0x64) & _EXT_RO_COMPAT_SPARSE_SUPER
+    # with sparse_super2 a copy goes to the new last group
+    has_last = _field("<I", data, 0x5C) & _EXT_COMPAT_SPARSE_SUPER2
+    groups = _Groups(
+        first_block=_field("<I", data, 0x14),
+        blocks=max(_field("<I", data, 0x20), 1),
+        least=2 + -(-inode_bytes // block_bytes) + _EXT_LEAST_DATA_BLOCKS,
+        descriptors=max(block_bytes // descriptor_bytes, 1) if has_copies else 0,
+        reserved=_field("<H", data, 0xCE),
+        is_sparse=bool(is_sparse and not has_last),
+    )
     superblock = Superblock(
-        block_size_bytes=1024 << shift,
+        block_size_bytes=block_bytes,
         blocks=blocks,
         clean=_is_clean(data, incompat),
         uuid=_uuid(data, 0x68),
         reserved_blocks=(high << 32 | _field("<I", data, 0x08)) + kernels,
-        groups=_groups_of_ext4(data, incompat, 1024 << shift),
+        groups=groups,
         needs_replay=bool(incompat & _EXT_INCOMPAT_RECOVER),
     )
     return _checked(superblock, path, "ext4", device_bytes)
@@ -194,23 +208,6 @@ def _checked(superblock: Superblock, path: str, fs_type: str, device_bytes: int)
         why = f"it says {superblock.size_bytes} bytes, and its device has {device_bytes}"
         raise InvalidSuperblock(path, fs_type, why)
     return superblock
-
-
-def _groups_of_ext4(data: bytes, incompat: int, block_bytes: int) -> _Groups:
-    inode_bytes = _field("<I", data, 0x28) * (_field("<H", data, 0x58) or 128)
-    descriptor_bytes = max(_field("<H", data, 0xFE) if incompat & _EXT_INCOMPAT_64BIT else 0, 32)
-    has_copies = not incompat & _EXT_INCOMPAT_META_BG
-    is_sparse = _field("<I", data, 0x64) & _EXT_RO_COMPAT_SPARSE_SUPER
-    # with sparse_super2 a copy goes to the new last group
-    has_last = _field("<I", data, 0x5C) & _EXT_COMPAT_SPARSE_SUPER2
-    return _Groups(
-        first_block=_field("<I", data, 0x14),
-        blocks=max(_field("<I", data, 0x20), 1),
-        least=2 + -(-inode_bytes // block_bytes) + _EXT_LEAST_DATA_BLOCKS,
-        descriptors=max(block_bytes // descriptor_bytes, 1) if has_copies else 0,
-        reserved=_field("<H", data, 0xCE),
-        is_sparse=bool(is_sparse and not has_last),
-    )
 
 
 def _is_clean(data: bytes, incompat: int) -> bool:

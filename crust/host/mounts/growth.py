@@ -29,12 +29,8 @@ _CAP_SYS_RESOURCE = 24
 
 
 class MissingCapability(errors.Refused):
-    def __init__(self, what: str, capability: str) -> None:
-        super().__init__(
-            what,
-            why=f"the kernel requires {capability} and this process lacks it",
-            hint=f"grant the driver {capability}, or let a guest do it",
-        )
+    def __init__(self, what: str) -> None:
+        super().__init__(what, why="the kernel requires CAP_SYS_RESOURCE and this process lacks it")
 
 
 def has_cap_sys_resource() -> bool:
@@ -51,7 +47,7 @@ def has_cap_sys_resource() -> bool:
 def obstacle(fs_type: str) -> str:
     """The reason why this process cannot grow a filesystem of the kind; empty if it can."""
     if fs_type == "ext4" and not has_cap_sys_resource():
-        return MissingCapability("a mounted ext4 is not grown", "CAP_SYS_RESOURCE").why
+        return MissingCapability("a mounted ext4 is not grown").why
     return ""
 
 
@@ -79,28 +75,25 @@ def grow_unmounted(device: str, fs_type: str) -> None:
     """
     what = f"cannot grow the {fs_type} on {device}"
     if obstacle(fs_type):
-        raise MissingCapability(what, "CAP_SYS_RESOURCE")
+        raise MissingCapability(what)
     with syscalls.translating(what), syscalls.closing(mount_api.open_root(device, fs_type)) as fd:
         _grow(fd, fs_type, device)
 
 
 def _grow(fd: int, fs_type: str, device: str) -> None:
     action, device_bytes = f"cannot grow the {fs_type} on {device}", devices.size_bytes(device)
-    if fs_type == "ext4":
-        _grow_ext4(fd, device, device_bytes, action)
-    elif fs_type == "xfs":
+    if fs_type == "xfs":
         geometry = fcntl.ioctl(fd, _XFS_FSGEOMETRY_V1, bytes(_GEOMETRY_BYTES))
         block_bytes, *_, inode_percent, blocks = _GEOMETRY.unpack_from(geometry)
         new_blocks = device_bytes // block_bytes
         if new_blocks > blocks:
             fcntl.ioctl(fd, _XFS_GROWFSDATA, _GROW.pack(new_blocks, inode_percent))
-    elif fs_type == "btrfs":
+        return
+    if fs_type == "btrfs":
         syscalls.ioctl(fd, _BTRFS_RESIZE, bytearray(_BTRFS_ARGUMENTS.pack(0, b"max")))
-    else:
+        return
+    if fs_type != "ext4":
         raise errors.Unsupported(action, why="crust cannot grow this kind of filesystem")
-
-
-def _grow_ext4(fd: int, device: str, device_bytes: int, action: str) -> None:
     # A mounted ext4 keeps its superblock in the device's page cache; statfs(2) leaves out the overhead. Read it
     # first, because the kernel requires the capability even for a resize that changes nothing.
     superblock = superblocks.read_ext4(device)
@@ -112,7 +105,7 @@ def _grow_ext4(fd: int, device: str, device_bytes: int, action: str) -> None:
     except PermissionError as err:
         if has_cap_sys_resource():
             raise
-        raise MissingCapability(action, "CAP_SYS_RESOURCE") from err
+        raise MissingCapability(action) from err
     except OSError as err:
         if err.errno == errno.EBUSY:
             raise errors.OperationPending(

@@ -100,11 +100,10 @@ def bind(source: str, target: str, *, readonly: bool = False) -> None:
     action = f"cannot bind {source} to {target}"
     with syscalls.translating(action, hint=""):
         directory = stat.S_ISDIR(os.stat(source).st_mode)
-    clone = syscalls.OPEN_TREE_CLONE | syscalls.OPEN_TREE_CLOEXEC
     with (
         _target(target, directory=directory) as onto,
         syscalls.translating(action),
-        syscalls.closing(syscalls.open_tree(source, clone)) as mount,
+        syscalls.closing(syscalls.open_tree(source)) as mount,
     ):
         if readonly:
             syscalls.set_mount_attributes(mount, syscalls.MOUNT_ATTR_RDONLY)

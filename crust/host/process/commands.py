@@ -76,10 +76,18 @@ async def run_command(
     Its standard input is empty. Standard output beyond the limit is a failure; of the standard error before the limit
     the last 4 KiB are kept. The program has the descriptors `inherits` open as long as it runs, even if crust dies.
     """
+    stdout = bytearray()
     with _started(argv, inherits) as program:
         try:
             async with asyncio.timeout(timeout_s):
-                stdout = await _read_head(program)
+                while len(stdout) <= OUTPUT_LIMIT_BYTES:
+                    await _readable(program.stdout)
+                    chunk = os.read(program.stdout, 65536)
+                    if not chunk:
+                        break
+                    stdout += chunk
+                else:
+                    _signal(program.process, signal.SIGKILL)
                 await _readable(program.pidfd)
         except TimeoutError as err:
             await _end(program)
@@ -98,7 +106,7 @@ async def run_command(
         raise CommandFailed(argv, code, tail, why=f"it wrote more than {OUTPUT_LIMIT_BYTES} bytes")
     if code not in ok:
         raise CommandFailed(argv, code, tail)
-    return Completed(code, stdout, tail)
+    return Completed(code, bytes(stdout), tail)
 
 
 def find(program: str) -> str | None:
@@ -169,18 +177,6 @@ async def _readable(fd: int) -> None:
         await seen.wait()
     finally:
         loop.remove_reader(fd)
-
-
-async def _read_head(program: _Program) -> bytes:
-    head = bytearray()
-    while len(head) <= OUTPUT_LIMIT_BYTES:
-        await _readable(program.stdout)
-        chunk = os.read(program.stdout, 65536)
-        if not chunk:
-            return bytes(head)
-        head += chunk
-    _signal(program.process, signal.SIGKILL)
-    return bytes(head)
 
 
 async def _end(program: _Program) -> None:

@@ -27,23 +27,21 @@ _excepted: tuple[str, ...] = ()
 """Of this process: the kernel's list of processes is one for it, and so are the exceptions of a look at them."""
 
 
-class ControlGroupsExcepted(errors.NotReady):
-    def __init__(self, groups: Iterable[str]) -> None:
-        super().__init__(
-            "processes that the kernel hides are not looked at",
-            why=f"excepted_groups excepts those of {', '.join(groups)}",
-        )
-
-
 def except_groups(groups: Iterable[str]) -> None:
     """Set the excepted control groups of this process, once, before it asks."""
     global _excepted
     _excepted = tuple(groups)
 
 
-def exception() -> ControlGroupsExcepted | None:
+def exception() -> errors.NotReady | None:
     """The exceptions of this process; None without any."""
-    return ControlGroupsExcepted(_excepted) if _excepted else None
+    if not _excepted:
+        return None
+    return errors.NotReady.named(
+        "ControlGroupsExcepted",
+        "processes that the kernel hides are not looked at",
+        why=f"excepted_groups excepts those of {', '.join(_excepted)}",
+    )
 
 
 def may_hide(pid: str) -> bool:

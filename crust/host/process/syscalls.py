@@ -108,8 +108,7 @@ def translating(what: str, *, hint: str = "") -> Iterator[None]:
 AT_FDCWD = -100
 AT_EMPTY_PATH = 0x1000
 
-OPEN_TREE_CLONE = 1
-OPEN_TREE_CLOEXEC = os.O_CLOEXEC
+_OPEN_TREE_CLONE = 1
 MOVE_MOUNT_F_EMPTY_PATH = 0x04
 MOVE_MOUNT_T_EMPTY_PATH = 0x40
 _FSOPEN_CLOEXEC = 1
@@ -227,7 +226,8 @@ def _declared(number: int, *types: type[Any]) -> Callable[..., int]:
 _statx = _raising(_libc.statx)
 _umount2 = _raising(_libc.umount2)
 _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
-_fallocate = _raising(_libc.fallocate)
+fallocate = _raising(_libc.fallocate)
+"""fallocate(2): unlike posix_fallocate(3) it writes nothing where the filesystem cannot allocate."""
 _libc.sync_file_range.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
 sync_file_range = _raising(_libc.sync_file_range)
 
@@ -256,11 +256,6 @@ def ioctl(descriptor: int, request: int, changed: bytearray) -> None:
     """
     buffer = (ctypes.c_char * len(changed)).from_buffer(changed)
     _ioctl(descriptor, ctypes.c_ulong(request), buffer)
-
-
-def fallocate(descriptor: int, mode: int, offset: int, length: int) -> None:
-    """fallocate(2): unlike posix_fallocate(3) it writes nothing where the filesystem cannot allocate."""
-    _fallocate(descriptor, mode, offset, length)
 
 
 def fsopen(fs_type: str) -> int:
@@ -293,9 +288,9 @@ def copy_descriptor(process: int, number: int) -> int:
     return _pidfd_getfd(process, number, 0)
 
 
-def open_tree(path: str, flags: int) -> int:
-    """A descriptor of a (detached copy of a) mount, open_tree(2)."""
-    return _open_tree(AT_FDCWD, os.fsencode(path), flags)
+def open_tree(path: str) -> int:
+    """A descriptor of a detached copy of a mount, open_tree(2)."""
+    return _open_tree(AT_FDCWD, os.fsencode(path), _OPEN_TREE_CLONE | os.O_CLOEXEC)
 
 
 def set_mount_attributes(mount: int, attributes: int) -> None:
