@@ -26,7 +26,7 @@ import pydantic
 
 from crust.core import errors, volumes
 from crust.core.printable import printable
-from crust.handoff import directories, layout
+from crust.handoff import layout
 from crust.handoff.record import UnreadableHandoffRecord, reasons
 from crust.host import answers
 from crust.host.files import durable, locks
@@ -170,34 +170,28 @@ class ClaimLock(contextlib.AbstractContextManager["ClaimLock"]):
         entry is as it was.
         """
         for _ in range(_ATTEMPTS):
-            lock = cls._try(paths, target)
-            if lock is not None:
-                return lock
+            # before the lock: behind a symbolic link, or in a root that others write to, it is another entry's
+            is_there = all(map(layout.directory_exists, (paths.root, paths.directory)))
+            fd = _open_lock(paths.claim_lock, os.O_RDWR) if is_there else None
+            if fd is None:
+                raise NotPublished(target)
+            keep = False
+            try:
+                if not locks.try_lock(fd):
+                    raise _held(paths, target)
+                if _is_at(paths.claim_lock, fd):
+                    # an earlier one stays if there is no claim.json: its claimant was killed before it was settled
+                    _rename(paths.claim, paths.dead_claim)
+                    keep = True
+                    return cls(fd, paths, _is_settled=False)
+            finally:
+                if not keep:
+                    os.close(fd)
         raise errors.OperationPending(
             f"the entry for {target} keeps changing",
             why=f"it was replaced {_ATTEMPTS} times while a claimant tried to lock it",
             hint="retry",
         )
-
-    @classmethod
-    def _try(cls, paths: layout.EntryPaths, target: volumes.TargetPath) -> Self | None:
-        # before the lock: behind a symbolic link, or in a root that others write to, it is another entry's
-        is_there = all(map(directories.exists, (paths.root, paths.directory)))
-        fd = _open_lock(paths.claim_lock, os.O_RDWR) if is_there else None
-        if fd is None:
-            raise NotPublished(target)
-        keep = False
-        try:
-            if not locks.try_lock(fd):
-                raise _held(paths, target)
-            if _is_at(paths.claim_lock, fd):
-                # an earlier one stays if there is no claim.json: its claimant was killed before it was settled
-                _rename(paths.claim, paths.dead_claim)
-                keep = True
-        finally:
-            if not keep:
-                os.close(fd)
-        return cls(fd, paths, _is_settled=False) if keep else None
 
     @classmethod
     def of_holder(cls, entries: Collection[layout.EntryPaths], pid: int) -> dict[str, Self]:

@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 
 from crust.core import errors
-from crust.handoff import claims, directories, layout
+from crust.handoff import claims, layout
 from crust.handoff import record as records
 from crust.handoff.claims import Claim
 from crust.handoff.layout import EntryPaths, Layout
@@ -92,7 +92,7 @@ def read(paths: EntryPaths) -> Entry | None:
     """The entry, readable or not; None if it is absent."""
     data: bytes | None = None
     try:
-        if directories.exists(paths.directory):
+        if layout.directory_exists(paths.directory):
             data = durable.find(paths.record, limit_bytes=records.LIMIT_BYTES)
         if data is None:
             return None  # no directory, or no record: absent by H-11
@@ -110,7 +110,7 @@ def read(paths: EntryPaths) -> Entry | None:
 
 def find_record(paths: EntryPaths) -> Record | None:
     """The record without its claim; None if it is absent (H-11). Raises the error of one that cannot be read."""
-    if not directories.exists(paths.directory):
+    if not layout.directory_exists(paths.directory):
         return None
     data = durable.find(paths.record, limit_bytes=records.LIMIT_BYTES)
     return None if data is None else Record.parse(data, path=paths.record, digest=paths.digest)
@@ -170,7 +170,19 @@ class Looks:
     def look(self) -> Look:
         """Look now. Blocks."""
         fresh_ns = time.time_ns() - FRESH_NS
-        present = self._names()
+        # By a descriptor, because the path to the root takes longer than the rest of a stat(2); without os.scandir,
+        # whose objects slow down the garbage collector.
+        present: dict[str, _Stamp] = {}
+        root, flags = self._layout.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        with (
+            syscalls.translating(f"cannot list {root}"),
+            contextlib.suppress(FileNotFoundError),
+            syscalls.closing(os.open(root, flags)) as directory,
+        ):
+            for name in itertools.filterfalse(layout.is_hidden, os.listdir(directory)):
+                with contextlib.suppress(FileNotFoundError):  # unpublished just now
+                    status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+                    present[name] = (status.st_ino, status.st_mtime_ns)
         stamps = self._stamps
         names = {name for name, stamp in present.items() if stamps.get(name) != stamp}
         # some entries whose claim has died may be unchanged
@@ -193,24 +205,6 @@ class Looks:
             if is_read and name in present and present[name][1] < fresh_ns:
                 self._stamps[name] = present[name]
         return Look(frozenset(self._known), entries)
-
-    def _names(self) -> dict[str, _Stamp]:
-        """The directories' stamps, by name. By a descriptor, because the path to the root takes longer than the rest
-        of a stat(2); without os.scandir, whose objects slow down the garbage collector.
-        """
-        stamps: dict[str, _Stamp] = {}
-        root = self._layout.root
-        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-        with (
-            syscalls.translating(f"cannot list {root}"),
-            contextlib.suppress(FileNotFoundError),
-            syscalls.closing(os.open(root, flags)) as directory,
-        ):
-            for name in itertools.filterfalse(layout.is_hidden, os.listdir(directory)):
-                with contextlib.suppress(FileNotFoundError):  # unpublished just now
-                    status = os.stat(name, dir_fd=directory, follow_symlinks=False)
-                    stamps[name] = (status.st_ino, status.st_mtime_ns)
-        return stamps
 
 
 def _next_of(left: list[str], names: Collection[str], number: int) -> list[str]:

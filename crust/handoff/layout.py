@@ -1,4 +1,4 @@
-"""Every legal name in the handoff directory.
+"""Every legal name in the handoff directory, and the directories that are trusted.
 
     /run/crust/volumes/                 0700 root
         <sha256 of the target path>/    0700 root; an entry, created and removed atomically
@@ -14,14 +14,21 @@
 
 Readers ignore names that begin with a dot. All other names are unknown: they are reported, never interpreted and
 never deleted. A reader that guesses the meaning of an unknown file makes later formats impossible.
+
+The root and the entries belong to root or this user, and nobody else writes them (H-4). Any other directory, and a
+symbolic link in its place, is reported, and neither used nor deleted. So a lock is taken, and a claim put aside, only
+in a directory that was checked.
 """
 
+import os
 import re
 import secrets
+import stat
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from crust.core import volumes
+from crust.core import errors, volumes
+from crust.host.process import syscalls
 
 DEFAULT_ROOT = "/run/crust/volumes"
 
@@ -118,3 +125,26 @@ def digest_to_clear(name: str) -> str | None:
     """The entry's digest, if the name says that it is being removed and that its target may not be clear yet."""
     match = _GONE_TO_CLEAR.fullmatch(name)
     return match.group(1) if match else None
+
+
+class UntrustedDirectory(errors.Refused):
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(f"{path} is not trusted", why=why)
+
+
+def directory_exists(path: str) -> bool:
+    """Whether it exists. Raises `UntrustedDirectory` unless it is a directory that only root or this user writes."""
+    with syscalls.translating(f"cannot look at {path}"):
+        try:
+            status = os.lstat(path)
+        except FileNotFoundError:
+            return False
+    if not stat.S_ISDIR(status.st_mode):
+        raise UntrustedDirectory(path, "it is not a directory")
+    if status.st_uid not in (0, os.geteuid()):
+        raise UntrustedDirectory(path, f"it belongs to user {status.st_uid}")
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise UntrustedDirectory(
+            path, f"others may write it, mode {stat.S_IMODE(status.st_mode):04o}"
+        )
+    return True

@@ -22,12 +22,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from crust.core import errors, volumes
-from crust.handoff import claims, directories, layout
+from crust.handoff import claims, layout
 from crust.handoff import entry as entries
 from crust.handoff.claims import NotPublished
-from crust.handoff.directories import UntrustedDirectory
 from crust.handoff.entry import Entry, UnknownHandoffFile
-from crust.handoff.layout import Layout
+from crust.handoff.layout import Layout, UntrustedDirectory
 from crust.handoff.mount_info import reserved
 from crust.handoff.record import LIMIT_BYTES, Record
 from crust.host.files import durable, listing, locks
@@ -96,11 +95,8 @@ class Store:
     """The handoff directory at `root`. Its writer makes one call at a time that changes an entry."""
 
     def __init__(self, root: str = layout.DEFAULT_ROOT) -> None:
+        self.root = root
         self.layout = Layout(root)
-
-    @property
-    def root(self) -> str:
-        return self.layout.root
 
     def open(self) -> None:
         """Create the root, 0700, with its parents; `UntrustedFile` if others may write it."""
@@ -142,13 +138,13 @@ class Store:
         with self.begin_removal(record.target) as removal:
             if not is_same_source:
                 removal.settle()
-            return self._replace(removal.entry, record.replaced(mount))
+            return self.rewrite(removal.entry, mount, record)
 
     def create(self, record: Record) -> Entry:
         """Write a new entry, which the caller has just read as absent; raises `durable.PathAlreadyExists`."""
         data = record.to_bytes()
         paths = self.layout.entry(record.target)
-        if directories.exists(paths.directory):
+        if layout.directory_exists(paths.directory):
             # an entry without a record counts as absent (H-11), and the new entry needs its name
             with contextlib.suppress(NotPublished), self.begin_removal(record.target) as incomplete:
                 incomplete.complete()
@@ -163,12 +159,21 @@ class Store:
             raise
         return Entry(paths.digest, paths.directory, record)
 
-    def rewrite(self, entry: Entry, mount: volumes.DeferredMount) -> Entry:
+    def rewrite(
+        self, entry: Entry, mount: volumes.DeferredMount, record: Record | None = None
+    ) -> Entry:
         """Change the mount of an entry that the same thread has just read. A sandbox may have claimed it.
 
-        Returns the entry with the record's new generation. Keys of a later version stay.
+        `record` takes the place of the present one, whose keys of a later version stay otherwise. Returns the entry
+        with the record's new generation.
         """
-        return self._replace(entry, entry.require().replaced(mount))
+        present = entry.require()
+        generation = present.crust.generation + 1
+        new = (record or present).replaced(mount, generation=generation)
+        paths = self.layout.entry(new.target)
+        durable.write_file(paths.record, new.to_bytes(), mode=layout.FILE_MODE)
+        claims.touch(paths)
+        return replace(entry, record=new)
 
     def read(self, target: volumes.TargetPath) -> Entry | None:
         """The entry of a target path; None if there is none. A record that cannot be read is in `Entry.error`."""
@@ -193,7 +198,7 @@ class Store:
         try:
             lock = claims.ClaimLock.acquire(paths, target)
         except NotPublished:
-            if not directories.exists(paths.directory):
+            if not layout.directory_exists(paths.directory):
                 raise
             # Somebody removed the lock file, so a holder is not visible any more. Safe only if the entry was never
             # claimed.
@@ -241,13 +246,6 @@ class Store:
         orphans = filter(layout.is_temporary, listing.names(self.root))
         paths = [f"{self.root}/{name}" for name in orphans]
         return tuple(path for path in paths if not _delete_files(path))
-
-    def _replace(self, entry: Entry, record: Record) -> Entry:
-        new = record.replaced(generation=entry.require().crust.generation + 1)
-        paths = self.layout.entry(record.target)
-        durable.write_file(paths.record, new.to_bytes(), mode=layout.FILE_MODE)
-        claims.touch(paths)
-        return replace(entry, record=new)
 
 
 def _create_lock(path: str) -> None:

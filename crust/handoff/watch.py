@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import logging
 import os
+from collections.abc import AsyncIterator
 from typing import Self
 
 from watchdog import events as watchdog_events
@@ -56,7 +57,7 @@ closing: each scan would cause more of them, without end.
 """
 
 
-class Watch(watchdog_events.FileSystemEventHandler):
+class Watch(watchdog_events.FileSystemEventHandler, AsyncIterator[None]):
     """Hints that something in the directory `root` may have changed. An async context manager and iterator.
 
     `TOUCHES` alone are for the process that publishes: it knows the entries that it renames itself, and watchdog's
@@ -90,9 +91,6 @@ class Watch(watchdog_events.FileSystemEventHandler):
         logging.getLogger("watchdog").removeHandler(self._overflow)
         self._loop = None
         await workers.run(self._stop)
-
-    def __aiter__(self) -> Self:
-        return self
 
     async def __anext__(self) -> None:
         """Return when it is time to scan: at once if there was a hint since the last call."""

@@ -19,9 +19,8 @@ from watchdog.observers import inotify_c
 from crust.core import errors
 from crust.handoff import claims, entry, layout
 from crust.handoff.claims import ClaimLock
-from crust.handoff.directories import UntrustedDirectory
 from crust.handoff.entry import Entry
-from crust.handoff.layout import Layout
+from crust.handoff.layout import Layout, UntrustedDirectory
 from crust.handoff.store import Store
 from crust.handoff.watch import RENAMES, Kinds, Watch
 from crust.runtime_handler.blocking import resolve_source

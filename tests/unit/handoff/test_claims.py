@@ -22,7 +22,7 @@ from crust.handoff.claims import (
     NotPublished,
     State,
 )
-from crust.handoff.directories import UntrustedDirectory
+from crust.handoff.layout import UntrustedDirectory
 from crust.handoff.record import UnreadableHandoffRecord
 from crust.handoff.store import Store
 from crust.host import answers

@@ -17,8 +17,8 @@ import pytest
 from crust.core import errors, volumes
 from crust.handoff import claims, layout
 from crust.handoff.claims import HeldBySandbox, NotPublished
-from crust.handoff.directories import UntrustedDirectory
 from crust.handoff.entry import IN_TURN, Looks, UnknownHandoffFile
+from crust.handoff.layout import UntrustedDirectory
 from crust.handoff.mount_info import Reserved
 from crust.handoff.record import UnreadableHandoffRecord
 from crust.handoff.store import EntryDiffers, Store
