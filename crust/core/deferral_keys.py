@@ -132,11 +132,6 @@ def strictest_format_in(context: Mapping[str, str]) -> FormatIn:
     return "guest" if FORMAT_IN in context else "host"
 
 
-def formats_in_guest(context: Mapping[str, str]) -> bool:
-    """Whether only a guest may make and read the filesystem, as if it is encrypted. Raises `InvalidDeferKey`."""
-    return format_in(context) != "host"
-
-
 def grows_on_host(context: Mapping[str, str]) -> bool:
     """Whether the class lets the host grow the filesystem of a guest. Raises `InvalidDeferKey`."""
     value, allowed = context.get(GROW_IN), "host"

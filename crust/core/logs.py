@@ -116,15 +116,6 @@ _PRIORITIES = (
 )
 
 
-def is_journal(fd: int, environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether the descriptor is the journal's: JOURNAL_STREAM is its device and inode (systemd.exec(5))."""
-    journal = environ.get("JOURNAL_STREAM")
-    if not journal:
-        return False
-    status = os.fstat(fd)
-    return journal == f"{status.st_dev}:{status.st_ino}"
-
-
 class QueuedHandler(logging.Handler):
     """Writes lines to a descriptor in a thread of its own. `emit` never waits for the reader.
 
@@ -232,8 +223,11 @@ def configure(
     formatter: logging.Formatter = JsonFormatter() if fmt == "json" else ConsoleFormatter()
     if fmt == "json":
         formatter.converter = time.gmtime
-    if isinstance(handler, QueuedHandler) and is_journal(stream.fileno()):
-        formatter = JournalFormatter(formatter)
+    if isinstance(handler, QueuedHandler):
+        # JOURNAL_STREAM is the device and inode of the journal's descriptor (systemd.exec(5))
+        status = os.fstat(stream.fileno())
+        if os.environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}":
+            formatter = JournalFormatter(formatter)
     handler.setFormatter(formatter)
     root = logging.getLogger()
     root.handlers[:] = [handler]

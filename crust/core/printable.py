@@ -5,6 +5,8 @@ sets a terminal's title, a line break forges a line of a log, a character of bid
 the line. Text is escaped where crust reads it from such a program, and again by each output for people.
 """
 
+from collections.abc import Sequence
+
 
 def printable(text: str) -> str:
     """The text with each character escaped that is not printable; a second call changes nothing."""
@@ -14,3 +16,9 @@ def printable(text: str) -> str:
         char if char.isprintable() else char.encode("unicode_escape").decode("ascii")
         for char in text
     )
+
+
+def some(texts: Sequence[str], most: int = 5) -> str:
+    """The first texts of a list, and how many there are besides."""
+    others = len(texts) - most
+    return ", ".join(texts[:most]) + (f" and {others} more" if others > 0 else "")

@@ -19,8 +19,6 @@ from typing import TYPE_CHECKING, Generic, NoReturn, TypeAlias, TypeVar, final
 from crust.core import errors
 from crust.host.process import syscalls
 
-__all__ = ["Absent", "Answer", "NotSeen", "Present", "Unseen", "ask", "seen"]
-
 T = TypeVar("T")
 
 

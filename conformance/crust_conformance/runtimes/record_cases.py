@@ -154,7 +154,7 @@ async def test_r217_empty(subject: RuntimeUnderTest) -> None:
 async def test_r218_blank(subject: RuntimeUnderTest) -> None:
     device = subject.device()
     await subject.refused("box-1", subject.publish(device))
-    assert devices.reads_zero(device, [(0, SIZE)]), "the device was written to"
+    assert devices.is_blank(device, [(0, SIZE)]), "the device was written to"
 
 
 async def test_r219_encrypted(subject: RuntimeUnderTest) -> None:

@@ -66,7 +66,7 @@ def admit(driver: str, request: csi_pb2.NodePublishVolumeRequest) -> Admitted:
     if why:
         raise CannotBeDeferred(request.volume_id, why)
     # checks the key alone: a guest always formats
-    deferral_keys.formats_in_guest(request.volume_context)
+    deferral_keys.format_in(request.volume_context)
     options = mount_options.parse(access.mount_flags, for_guest=True)
     if fs_type in mkfs.SUPPORTED:
         mount_options.for_kernel(fs_type, options)

@@ -175,7 +175,7 @@ class NodeShim:
         The proxy decides. Without its decision, a volume that may be deferred is: a stage as block mounts nothing.
         """
         defer = deferral_keys.defer(request.volume_context)
-        in_guest = deferral_keys.formats_in_guest(request.volume_context)
+        in_guest = deferral_keys.format_in(request.volume_context) != "host"
         is_block = extensions.is_staged_as_block(call.metadata)
         if is_block is None:
             is_block = deferral_keys.may_defer(request.volume_context)

@@ -195,13 +195,11 @@ def is_readonly(path: str) -> bool:
     return _attribute(path, "ro") == "1"
 
 
-def is_blank(path: str) -> bool:
-    """Whether every position of a superblock reads as zeros. Raises `CrustError` for an unreadable device."""
-    return reads_zero(path, PROBE_WINDOWS)
+def is_blank(path: str, windows: Iterable[tuple[int, int]] = PROBE_WINDOWS) -> bool:
+    """Whether the (offset, length) windows of a device or a file hold only zeros; beyond the end counts as zeros.
 
-
-def reads_zero(path: str, windows: Iterable[tuple[int, int]]) -> bool:
-    """Whether the (offset, length) windows of a device or a file hold only zeros; beyond the end counts as zeros."""
+    Raises `CrustError` for an unreadable device.
+    """
     with syscalls.opened(
         path, f"cannot read {path}", os.O_NONBLOCK, hint="an unreadable device is never formatted"
     ) as fd:

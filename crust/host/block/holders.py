@@ -7,13 +7,11 @@ kernel then holds the device without any process, and only sysfs names the holde
 `crust.host.block.users` looks for the users of a device, `crust.host.mounts.mount_users` for those of a mount.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from crust.core import errors
+from crust.core.printable import some
 from crust.host import answers
-
-_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -67,9 +65,3 @@ class DeviceInUse(errors.NotReady):
     def is_explained(self) -> bool:
         """Whether a user of the device was found. If not, the hold may have lasted a moment only."""
         return bool(self.mounts or self.loops or self.holders or self.stacked)
-
-
-def some(texts: Sequence[str]) -> str:
-    """The first texts, and how many there are besides."""
-    others = len(texts) - _SHOWN
-    return ", ".join(texts[:_SHOWN]) + (f" and {others} more" if others > 0 else "")

@@ -28,10 +28,10 @@ from functools import partial
 from typing import TypeVar
 
 from crust.core import errors, volumes
-from crust.core.printable import printable
+from crust.core.printable import printable, some
 from crust.host import answers
 from crust.host.answers import Answer, NotSeen
-from crust.host.block import device_sets, holders, loopctl
+from crust.host.block import device_sets, loopctl
 from crust.host.block.holders import DeviceInUse, Holder
 from crust.host.block.openers import NEEDS, Number, Openers, openers
 from crust.host.mounts import mountinfo
@@ -240,7 +240,7 @@ def mounted_on_host(path: str, mounts: Collection[tuple[str, mountinfo.Mount]]) 
     return errors.NotReady.named(
         "DeviceMountedOnHost",
         f"the device {path} cannot be used by a guest",
-        why=f"this node has it mounted at {holders.some(_places(mounts))}",
+        why=f"this node has it mounted at {some(_places(mounts))}",
     )
 
 

@@ -347,20 +347,17 @@ class HeldDirectory:
 
     def check_in_place(self) -> None:
         """Raise `DirectoryReplaced` unless the path leads to the directory that is held, and so for each folder."""
-        self._check_at(self.path)
-        for name, folder in self._folders.items():
-            if folder._is_held:
-                folder._check_at(f"/proc/self/fd/{self.descriptor()}/{name}")
-
-    def _check_at(self, path: str) -> None:
-        with syscalls.translating(f"cannot look at {self.path}"):
-            held = os.stat(self.descriptor())
-            try:
-                present = os.stat(path)
-            except FileNotFoundError as err:
-                raise DirectoryReplaced(self.path) from err
-        if not os.path.samestat(held, present):
-            raise DirectoryReplaced(self.path)
+        inside = f"/proc/self/fd/{self.descriptor()}"
+        folders = [(each, f"{inside}/{name}") for name, each in self._folders.items()]
+        for held, path in ((self, self.path), *folders):
+            if held._is_held:
+                with syscalls.translating(f"cannot look at {held.path}"):
+                    try:
+                        present = os.stat(path)
+                    except FileNotFoundError as err:
+                        raise DirectoryReplaced(held.path) from err
+                    if not os.path.samestat(os.stat(held.descriptor()), present):
+                        raise DirectoryReplaced(held.path)
 
     def descriptor(self) -> int:
         """The descriptor. Raises `DirectoryNotHeld`."""

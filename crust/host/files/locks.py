@@ -73,11 +73,11 @@ class LockHeld(errors.NotReady):
         super().__init__(f"{path} is locked", why=f"{holder} holds it")
 
 
+@dataclass(eq=False)
 class ProcessLock(AbstractContextManager["ProcessLock"]):
     """An exclusive lock of this process on a file, held until `close` or death. No child inherits it."""
 
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
+    _fd: int
 
     @classmethod
     def acquire(cls, path: str | os.PathLike[str]) -> Self:

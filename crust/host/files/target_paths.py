@@ -15,11 +15,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from crust.core import errors
+from crust.core.printable import some
 from crust.core.volumes import TargetPath
 from crust.host.process import syscalls
 
 _DEPTH_MAX = 64
-_NAMES_SHOWN = 3
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -40,12 +40,10 @@ class TargetConflict(errors.Conflict):
 def _not_empty(target: TargetPath, parent: int, name: str) -> TargetConflict:
     """The conflict with what lies in the directory; a guard mount may cover it again when somebody looks."""
     with syscalls.closing(os.open(name, _DIRECTORY, dir_fd=parent)) as directory:
-        names = sorted(os.listdir(directory))
-    shown = ", ".join(map(repr, names[:_NAMES_SHOWN]))
-    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+        shown = some([*map(repr, sorted(os.listdir(directory)))], most=3)
     return TargetConflict(
         target,
-        f"the directory is not empty, it has {shown}{more}",
+        f"the directory is not empty, it has {shown}",
         hint=f"look at it without the mounts in it: mount --bind {os.path.dirname(target.text)} DIRECTORY",
     )
 

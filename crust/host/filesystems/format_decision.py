@@ -83,21 +83,18 @@ def judge(
         if action is Action.ADOPT:
             _check_wanted(content, content.fs_type, fs_type)
         return action
-    if not isinstance(signature, signatures.Filesystem):
-        if content.state == "raw":
-            raise errors.NotReady.named(
-                "NoFilesystemOnDevice",
-                f"{content.volume_id} cannot be mounted",
-                why=f"it was published as a raw device, and holds {signatures.describe(signature)}",
-            )
-        raise ContentInDoubt(
-            content.volume_id, f"{content.fs_type} was made", signatures.describe(signature)
+    found, holds = "", signatures.describe(signature)
+    if isinstance(signature, signatures.Filesystem):
+        found = signature.type
+    elif content.state == "raw":
+        raise errors.NotReady.named(
+            "NoFilesystemOnDevice",
+            f"{content.volume_id} cannot be mounted",
+            why=f"it was published as a raw device, and holds {holds}",
         )
-    if content.state == "formatted" and signature.type != content.fs_type:
-        raise ContentInDoubt(
-            content.volume_id, f"{content.fs_type} was made", signatures.describe(signature)
-        )
-    _check_wanted(content, signature.type, fs_type)
+    if not found or (content.state == "formatted" and found != content.fs_type):
+        raise ContentInDoubt(content.volume_id, f"{content.fs_type} was made", holds)
+    _check_wanted(content, found, fs_type)
     return Action.KEEP
 
 

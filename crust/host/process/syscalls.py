@@ -16,6 +16,7 @@ import ctypes
 import errno
 import os
 import stat
+import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -142,44 +143,15 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _LONG, _TEXT = ctypes.c_long, ctypes.c_char_p
 
 
-class _MountAttributes(ctypes.Structure):
-    """struct mount_attr of mount_setattr(2)."""
-
-    _fields_ = (
-        ("attr_set", ctypes.c_uint64),
-        ("attr_clr", ctypes.c_uint64),
-        ("propagation", ctypes.c_uint64),
-        ("userns_fd", ctypes.c_uint64),
-    )
-
-
-class _OpenHow(ctypes.Structure):
-    """struct open_how of openat2(2)."""
-
-    _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
-
-
-class _Statx(ctypes.Structure):
-    """struct statx of statx(2), as far as crust reads it."""
-
-    _fields_ = (
-        ("mask", ctypes.c_uint32),
-        ("block_size", ctypes.c_uint32),
-        ("attributes", ctypes.c_uint64),
-        ("links_and_owner", ctypes.c_uint8 * 12),
-        ("mode", ctypes.c_uint16),
-        ("inode_and_times", ctypes.c_uint8 * 98),
-        ("rdev_major", ctypes.c_uint32),
-        ("rdev_minor", ctypes.c_uint32),
-        ("device", ctypes.c_uint8 * 8),
-        ("mount_id", ctypes.c_uint64),
-        ("later_fields", ctypes.c_uint8 * 104),
-    )
-
-
-_BENEATH = _OpenHow(
-    os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, 0, _RESOLVE_NO_SYMLINKS | _RESOLVE_BENEATH
+# struct mount_attr of mount_setattr(2): to set, to clear, propagation, user namespace.
+_MOUNT_ATTRIBUTES = struct.Struct("=4Q")
+# struct open_how of openat2(2): flags, mode, resolve.
+_BENEATH = struct.pack(
+    "=3Q",
+    *(os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, 0, _RESOLVE_NO_SYMLINKS | _RESOLVE_BENEATH),
 )
+# struct statx of statx(2), as far as crust reads it: attributes, mode, major and minor of st_rdev, mount id.
+_STATX = struct.Struct("=8xQ12xH98xII8xQ104x")
 
 
 @contextmanager
@@ -280,7 +252,7 @@ def open_beneath(directory: int, path: str) -> int:
 
     `OSError` does not say which component it was.
     """
-    return _openat2(directory, os.fsencode(path), ctypes.byref(_BENEATH), ctypes.sizeof(_BENEATH))
+    return _openat2(directory, os.fsencode(path), _BENEATH, len(_BENEATH))
 
 
 def copy_descriptor(process: int, number: int) -> int:
@@ -295,9 +267,8 @@ def open_tree(path: str) -> int:
 
 def set_mount_attributes(mount: int, attributes: int) -> None:
     """Set MOUNT_ATTR_* of one mount that is given by its descriptor, mount_setattr(2)."""
-    request = _MountAttributes(attr_set=attributes)
-    size = ctypes.sizeof(request)
-    _mount_setattr(mount, b"", AT_EMPTY_PATH, ctypes.byref(request), size)
+    request = _MOUNT_ATTRIBUTES.pack(attributes, 0, 0, 0)
+    _mount_setattr(mount, b"", AT_EMPTY_PATH, request, len(request))
 
 
 def move_mount(mount: int, target: int) -> None:
@@ -319,9 +290,10 @@ def mount_at(path: str, *, directory: int = AT_FDCWD) -> MountAt:
     The kernel follows no link at the end and asks no file server. An empty path means the descriptor `directory`.
     """
     flags = (_AS_IT_IS if path else AT_EMPTY_PATH) | _AT_STATX_DONT_SYNC
-    status = _Statx()
-    _statx(directory, os.fsencode(path), flags, _STATX_MNT_ID, ctypes.byref(status))
-    return MountAt(status.mount_id, bool(status.attributes & _STATX_ATTR_MOUNT_ROOT))
+    status = ctypes.create_string_buffer(_STATX.size)
+    _statx(directory, os.fsencode(path), flags, _STATX_MNT_ID, status)
+    attributes, _, _, _, mount_id = _STATX.unpack(status)
+    return MountAt(mount_id, bool(attributes & _STATX_ATTR_MOUNT_ROOT))
 
 
 def block_device_at(path: str) -> int | None:
@@ -330,9 +302,10 @@ def block_device_at(path: str) -> int | None:
     Unlike stat(2), it does not wait for a file server that hangs. It asks for no field: a FUSE mount of another user
     refuses root a field, and the filesystems of devices give the type anyway.
     """
-    status = _Statx()
-    _statx(AT_FDCWD, os.fsencode(path), _AT_STATX_DONT_SYNC, 0, ctypes.byref(status))
-    return os.makedev(status.rdev_major, status.rdev_minor) if stat.S_ISBLK(status.mode) else None
+    status = ctypes.create_string_buffer(_STATX.size)
+    _statx(AT_FDCWD, os.fsencode(path), _AT_STATX_DONT_SYNC, 0, status)
+    _, mode, major, minor, _ = _STATX.unpack(status)
+    return os.makedev(major, minor) if stat.S_ISBLK(mode) else None
 
 
 def umount(path: str) -> None:

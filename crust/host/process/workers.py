@@ -28,6 +28,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, ParamSpec, TypeAlias, TypeVar
@@ -215,14 +216,14 @@ def long_work(kind: LongWork) -> contextlib.AbstractAsyncContextManager[None]:
     return (_current.get() or _process_workers).long_work[kind]
 
 
+@dataclass(eq=False)
 class PoolExecutor(concurrent.futures.Executor):
     """A pool's `run` for a library that calls `loop.run_in_executor`, as aiofiles does.
 
     The loop takes a future of its own as it is (asyncio.wrap_future).
     """
 
-    def __init__(self, run: Callable[..., Awaitable[Any]]) -> None:
-        self._run = run
+    _run: Callable[..., Awaitable[Any]]
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         return asyncio.ensure_future(self._run(fn, *args, **kwargs))

@@ -73,12 +73,9 @@ def test_host_grows_a_filesystem_if_the_class_says_so() -> None:
 
 def test_encryption_is_luks_or_nothing_formatted_by_guests_alone() -> None:
     assert deferral_keys.encryption({}) is None
-    assert not deferral_keys.formats_in_guest({})
     luks = {"crust.dev/encryption": "luks"}
     assert deferral_keys.encryption(luks) is volumes.Encryption.LUKS
-    assert deferral_keys.formats_in_guest(luks)
     guest = {"crust.dev/format-in": "guest"}
-    assert deferral_keys.formats_in_guest(guest)
     contexts: tuple[dict[str, str], ...] = ({}, guest, luks)
     values = [deferral_keys.format_in(context) for context in contexts]
     assert values == ["host", "guest", "luks"]
@@ -98,7 +95,7 @@ def test_encryption_is_luks_or_nothing_formatted_by_guests_alone() -> None:
 )
 def test_context_that_contradicts_itself_is_refused(context: dict[str, str], allowed: str) -> None:
     with pytest.raises(deferral_keys.InvalidDeferKey, match=allowed):
-        deferral_keys.formats_in_guest(context)
+        deferral_keys.format_in(context)
 
 
 def test_passphrase_is_the_first_that_is_given() -> None:

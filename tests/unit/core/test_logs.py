@@ -165,10 +165,17 @@ def test_lines_to_the_journal_begin_with_their_priority(tmp_path: Path) -> None:
     assert {line[:3] for line in lines[5:]} == {"<3>"}
 
 
-def test_only_the_journals_own_descriptor_is_the_journal(tmp_path: Path) -> None:
-    with (tmp_path / "file").open("w") as file:
-        journal = os.fstat(file.fileno())
-        named = f"{journal.st_dev}:{journal.st_ino}"
-        assert logs.is_journal(file.fileno(), {"JOURNAL_STREAM": named})
-        assert not logs.is_journal(file.fileno(), {"JOURNAL_STREAM": "1:2"})
-        assert not logs.is_journal(file.fileno(), {})
+@pytest.mark.parametrize("journal", [{}, {"JOURNAL_STREAM": "1:2"}])
+def test_lines_to_another_descriptor_than_the_journals_have_no_priority(
+    journal: dict[str, str],
+) -> None:
+    script = (
+        "import logging; from crust.core import logs\n"
+        "logs.configure(); logging.getLogger('x').warning('said')"
+    )
+    others = {key: value for key, value in os.environ.items() if key != "JOURNAL_STREAM"}
+    ended = subprocess.run(
+        [sys.executable, "-c", script], env=others | journal, capture_output=True, check=True
+    )
+    assert ended.stderr.endswith(b"WARN said\n")
+    assert not ended.stderr.startswith(b"<")

@@ -70,10 +70,10 @@ def test_is_blank_raises_for_device_without_size_or_unreadable(tmp_path: Path) -
         devices.is_blank(str(tmp_path))
 
 
-def test_reads_zero_accepts_windows_from_the_end_and_beyond_it(image: str) -> None:
+def test_is_blank_accepts_windows_from_the_end_and_beyond_it(image: str) -> None:
     write(image, SIZE - 10)
-    assert devices.reads_zero(image, [(0, 100), (SIZE, 100), (10 * SIZE, 1)])
-    assert not devices.reads_zero(image, [(-10, 1)])
+    assert devices.is_blank(image, [(0, 100), (SIZE, 100), (10 * SIZE, 1)])
+    assert not devices.is_blank(image, [(-10, 1)])
 
 
 def test_identify_of_a_file_is_refused(image: str) -> None:
