@@ -14,6 +14,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 
 from crust.core import errors, metrics
 from crust.core.pauses import pauses
@@ -30,17 +31,13 @@ STEADY_S = 60.0
 _log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False, slots=True)
 class Health:
     """The problems of this process, by part."""
 
-    def __init__(self) -> None:
-        self.problems: dict[str, errors.CrustError] = {}
-        """The current problems; empty if the process is healthy. `report` changes them."""
-        self._fatal: set[str] = set()
-
-    def names(self) -> list[str]:
-        """The error's name of each problem. For any thread."""
-        return [problem.error_name for problem in tuple(self.problems.values())]
+    problems: dict[str, errors.CrustError] = field(default_factory=dict)
+    """The current problems; empty if the process is healthy. `report` changes them."""
+    _fatal: set[str] = field(default_factory=set)
 
     def report(
         self, part: str, problem: errors.CrustError | None, *, is_fatal: bool = True

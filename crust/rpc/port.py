@@ -1,4 +1,4 @@
-"""The only way to call a peer, in bytes: over a unix socket, or in this process (`serving.local_port`).
+"""The only way to call a peer, in bytes: over a unix socket, or in this process (`serving.server`).
 
 Every call has the request id and the trace of the served call, and bounds on the answer: a peer may be hostile,
 because a guest speaks through its runtime handler. A port raises a refusal unchanged, as `PeerStatus`, with two
@@ -15,6 +15,7 @@ import contextlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
 from typing import Any, Self, TypeVar, cast
 
 import grpc
@@ -225,15 +226,15 @@ def stub(
 
     With `raises_errors` a method of one answer raises the error that a peer of crust answered with.
     """
-    return kind(cast("grpc.aio.Channel", _Codec(port, raises_errors=raises_errors)))
+    return kind(cast("grpc.aio.Channel", _Codec(port, raises_errors)))
 
 
+@dataclass(frozen=True, slots=True)
 class _Codec:
     """The part of a channel that a generated stub uses: a callable for each method, from message to message."""
 
-    def __init__(self, port: Port, *, raises_errors: bool) -> None:
-        self._port = port
-        self._raises_errors = raises_errors
+    port: Port
+    raises_errors: bool
 
     def unary_unary(
         self,
@@ -245,10 +246,10 @@ class _Codec:
         async def ask(request: Any, **arguments: Any) -> Any:
             call = Call(method, **arguments)
             try:
-                answer = await self._port.answer(call, request_serializer(request))
+                answer = await self.port.answer(call, request_serializer(request))
                 return decoded(response_deserializer, answer, method)
             except PeerStatus as refusal:
-                if not self._raises_errors:
+                if not self.raises_errors:
                     raise
                 raise status.to_error(refusal) from refusal
 
@@ -262,7 +263,7 @@ class _Codec:
         **_: object,
     ) -> Any:
         async def ask(request: Any, **arguments: Any) -> AsyncGenerator[Any, None]:
-            stream = self._port.stream(Call(method, **arguments), request_serializer(request))
+            stream = self.port.stream(Call(method, **arguments), request_serializer(request))
             async with contextlib.aclosing(stream) as answers:
                 async for answer in answers:
                     yield decoded(response_deserializer, answer, method)

@@ -98,11 +98,6 @@ def check_context(values: Mapping[str, str], field: str) -> None:
     )
 
 
-def check_secrets(request: object) -> None:
-    """Check the secrets of a request, if it has any, against the size limit. Raises `FieldTooLong`."""
-    check_context(getattr(request, "secrets", {}), "secrets")
-
-
 def shortened(text: str) -> str:
     """`text`, shortened to the size limit of strings, for a response."""
     data = text.encode()

@@ -40,7 +40,8 @@ started: contextvars.ContextVar[Callable[["Daemon"], None]] = contextvars.Contex
 class Daemon:
     def __init__(self) -> None:
         self.health = Health()
-        metrics.export_problems(self.health.names)
+        problems = self.health.problems  # read by any thread
+        metrics.export_problems(lambda: [each.error_name for each in tuple(problems.values())])
         self.readiness: list[Callable[[], errors.CrustError | None]] = []
         """Obstacles of the parts besides `health`; `check_ready` calls each."""
         self._is_serving = False

@@ -11,7 +11,8 @@ each other by a common path without a socket, in any order of their starts.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from crust.core import errors
+from crust.core import errors, logs
 from crust.core.supervised import Health, supervised
 from crust.host.files import locks
 from crust.host.process import syscalls, workers
@@ -27,21 +28,20 @@ from crust.rpc import channel
 from crust.rpc.call import Call, pairs
 from crust.rpc.port import Port, SocketPort
 from crust.rpc.serving import sockets
-from crust.rpc.serving.local_port import LocalPort
 from crust.rpc.serving.service import Service
-from crust.rpc.status import PeerStatus
+from crust.rpc.status import TIMED_OUT, PeerStatus
 
 _Context = grpc.aio.ServicerContext[bytes, bytes]
 
 
+@dataclass(eq=False)
 class _Handlers(grpc.GenericRpcHandler):
     """gRPC's side of a service: bytes in, bytes out. A method with perhaps a stream of answers travels as a stream,
     which is the same on the wire for one answer. No method has a stream of requests: the first message counts (D-28).
     """
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
-        self._known: dict[str, Any] = {}
+    _service: Service
+    _known: dict[str, Any] = field(default_factory=dict)
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
         method = handler_call_details.method
@@ -154,6 +154,66 @@ async def _watch(placed: sockets.OwnSocket, health: Health) -> None:
         except errors.CrustError as error:
             problem = error
         health.report(f"socket {placed.path}", problem)
+
+
+@dataclass(eq=False)
+class LocalPort(Port):
+    """The end within the process: a method runs in its caller's task. `service` has the part, while it serves."""
+
+    _service: Callable[[], Service | None]
+
+    @property
+    def connection(self) -> int:
+        return 1
+
+    def is_connected(self) -> bool:
+        return True
+
+    async def answer(self, call: Call, data: bytes) -> bytes:
+        try:
+            async with asyncio.timeout(call.time_remaining()):
+                return await self._part(call.method).answer(call, data, is_inner=True)
+        except TimeoutError:
+            raise PeerStatus(grpc.StatusCode.DEADLINE_EXCEEDED, TIMED_OUT) from None
+
+    async def forward(self, call: Call, data: bytes) -> bytes:
+        """See `Port`. The caller's own deadline holds."""
+        return await self._part(call.method).answer(call, data, is_inner=True)
+
+    async def stream(self, call: Call, data: bytes) -> AsyncGenerator[bytes, None]:
+        """See `Port`. The method runs only while its reader waits for an answer; both keep fields of their own."""
+        answers = self._part(call.method).stream(call, data, is_inner=True)
+        fields = logs.context.get()
+        async with contextlib.aclosing(answers):
+            while True:
+                outer = logs.context.get()
+                logs.context.set(fields)
+                try:
+                    async with asyncio.timeout(call.time_remaining()):
+                        answer = await anext(answers, None)
+                except TimeoutError:
+                    raise PeerStatus(grpc.StatusCode.DEADLINE_EXCEEDED, TIMED_OUT) from None
+                finally:
+                    fields = logs.context.get()
+                    logs.context.set(outer)
+                if answer is None:
+                    return
+                yield answer
+
+    async def aclose(self) -> None:
+        """Nothing to do."""
+
+    def _part(self, method: str) -> Service:
+        service = self._service()
+        if service is None:
+            raise PeerStatus.of(
+                errors.PeerUnavailable.named(
+                    "NotServedYet",
+                    f"{method.rpartition('/')[2]} cannot be answered",
+                    why="the part of this process that answers it does not run",
+                )
+            )
+        return service
 
 
 class Ports:

@@ -304,7 +304,7 @@ async def _unary(
             f"{call.method.rpartition('/')[2]} is not served here",
             why="its capability is not advertised",
         )
-    csi.check_secrets(request)
+    csi.check_context(getattr(request, "secrets", {}), "secrets")
     encoded: bytes = (await served(request, call)).SerializeToString()
     return encoded
 
@@ -312,7 +312,7 @@ async def _unary(
 async def _stream(
     served: Callable[[Any, Call], AsyncGenerator[Any, None]], request: Any, _: bytes, call: Call
 ) -> AsyncGenerator[bytes, None]:
-    csi.check_secrets(request)
+    csi.check_context(getattr(request, "secrets", {}), "secrets")
     async with contextlib.aclosing(served(request, call)) as messages:
         async for message in messages:
             yield message.SerializeToString()

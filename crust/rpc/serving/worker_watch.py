@@ -7,18 +7,18 @@ overdue operations before that, and they fail no Probe.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from crust.core import errors
 from crust.core.operations import KeyedOperations
+from crust.core.printable import some
 from crust.core.supervised import Health, supervised
 from crust.host.process.workers import NoWorkerFree, Workers
 
 CHECK_S = 5.0
 """Between two checks of a part, in seconds."""
-_SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class WorkerWatch:
         except NoWorkerFree as error:
             problem = error
             if oldest_first := self.operations.in_progress():
-                names = _shown([f"{running.holder} of {running.key}" for running in oldest_first])
+                names = some([f"{running.holder} of {running.key}" for running in oldest_first], 3)
                 why = f"{error.why}; the oldest operations are {names}"
                 problem = NoWorkerFree(error.name, why)
         self.health.report(f"threads of {part}", problem, is_fatal=self.is_fatal)
@@ -63,13 +63,8 @@ class WorkerWatch:
             hang = errors.PeerUnavailable.named(
                 "OperationsHang",
                 f"{len(overdue)} operations of {part} do not end",
-                why=_shown([f"{operation.name} of {operation.key}" for operation in overdue]),
+                why=some([f"{operation.name} of {operation.key}" for operation in overdue], 3),
             )
         self.health.report(f"operations of {part}", hang, is_fatal=False)
         if problem is None:
             self.ping()
-
-
-def _shown(names: Sequence[str]) -> str:
-    more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more

@@ -19,8 +19,7 @@ from crust.rpc.call import Call
 from crust.rpc.csi_driver import CsiDriver
 from crust.rpc.port import Port, SocketPort, stub
 from crust.rpc.serving import server
-from crust.rpc.serving.local_port import LocalPort
-from crust.rpc.serving.server import Ports
+from crust.rpc.serving.server import LocalPort, Ports
 from crust.rpc.serving.service import Service, methods_of
 from crust.rpc.status import PeerStatus
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc

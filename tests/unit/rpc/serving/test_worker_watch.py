@@ -82,7 +82,7 @@ async def test_unhealthy_part_says_what_hangs_longest(monkeypatch: pytest.Monkey
     sentence = str(caught.value)
     assert sentence.startswith("the shim at /s cannot take more work: none of its 5 threads")
     assert "NodePublishVolume of vol-0, NodePublishVolume of vol-1," in sentence
-    assert ", and 2 more; check the disks and mounts" in sentence
+    assert " and 2 more; check the disks and mounts" in sentence
     dead.set()
     await asyncio.gather(*calls)
     await watch.check_threads()
