@@ -40,6 +40,13 @@ QUEUE_BYTES = 4 << 20
 _BATCH_BYTES = 64 << 10
 _TRACEBACK_MAX_CHARS = 64 << 10
 _FLUSH_S = 2.0
+_PRIORITIES = (
+    (logging.CRITICAL, "<2>"),
+    (logging.ERROR, "<3>"),
+    (logging.WARNING, "<4>"),
+    (logging.INFO, "<6>"),
+    (logging.NOTSET, "<7>"),
+)
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -105,15 +112,6 @@ class JournalFormatter(logging.Formatter):
         """The line, or lines, without the last newline."""
         prefix = next(text for level, text in _PRIORITIES if record.levelno >= level)
         return "\n".join(prefix + line for line in self._lines.format(record).splitlines())
-
-
-_PRIORITIES = (
-    (logging.CRITICAL, "<2>"),
-    (logging.ERROR, "<3>"),
-    (logging.WARNING, "<4>"),
-    (logging.INFO, "<6>"),
-    (logging.NOTSET, "<7>"),
-)
 
 
 class QueuedHandler(logging.Handler):

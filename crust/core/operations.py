@@ -34,6 +34,12 @@ from typing import Any, Protocol, TypeVar, cast
 
 from crust.core import errors
 
+_DEADLINE_SHARE = 0.95
+"""The part of a caller's time after which it gets an answer."""
+
+ABANDONED_S = 300.0
+"""After this time without a caller nobody wants an operation any more: a kubelet retries within 122 s."""
+
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -44,7 +50,6 @@ class OperationInProgress(errors.OperationPending):
         super().__init__(f"{key} is busy", why=f"{holder} has been running for {age_s:.1f} s")
         self.key = key
         self.holder = holder
-        self.age_s = age_s
 
 
 class OperationOverdue(errors.OperationPending):
@@ -84,13 +89,6 @@ class ThreadPool(Protocol):
 
     def used(self) -> AbstractContextManager[None]:
         """Let the tasks of a context that is copied inside the block use these threads."""
-
-
-_DEADLINE_SHARE = 0.95
-"""The part of a caller's time after which it gets an answer."""
-
-ABANDONED_S = 300.0
-"""After this time without a caller nobody wants an operation any more: a kubelet retries within 122 s."""
 
 
 @dataclass(slots=True)

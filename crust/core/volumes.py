@@ -23,16 +23,17 @@ PATH_MAX_BYTES = 4096
 NAME_MAX_BYTES = 255
 ID_MAX_BYTES = 128
 """CSI size limit of strings: 128 bytes unless a field says otherwise."""
+_SANDBOX_ID_MAX_CHARS = 256
+HANDLER_NAME = r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?"
+CONTROL = re.compile("[\0-\x1f\x7f-\x9f]")
+"""A control character of C0 or C1: no CO and no runtime gives a path that has one."""
+_PRIVATE = re.compile(r"/volumeDevices/(staging|publish)/crust-[0-9a-f]{40}(/|$)")
 
 
 class InvalidPath(errors.InvalidRequest):
     def __init__(self, role: str, path: str, why: str) -> None:
         shown = path if len(path) <= 200 else f"{path[:200]}… ({len(os.fsencode(path))} bytes)"
         super().__init__(f"{role} {shown!r} is invalid", why=why)
-
-
-HANDLER_NAME = r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?"
-_SANDBOX_ID_MAX_CHARS = 256
 
 
 class HandlerName(str):
@@ -71,11 +72,6 @@ class SandboxId(str):
 def is_number(text: str) -> bool:
     """Whether a text of a request is a decimal number of 64 bits at most. Python refuses to parse 4,300 digits."""
     return len(text) <= 20 and text.isascii() and text.isdecimal()
-
-
-CONTROL = re.compile("[\0-\x1f\x7f-\x9f]")
-"""A control character of C0 or C1: no CO and no runtime gives a path that has one."""
-_PRIVATE = re.compile(r"/volumeDevices/(staging|publish)/crust-[0-9a-f]{40}(/|$)")
 
 
 def is_private(path: str) -> bool:

@@ -39,6 +39,8 @@ _ERROR_MAX = 2000
 ORPHANED = "[SandboxOrphaned]"
 """So begins the error of a claim whose runtime has lost the sandbox, while its hypervisor runs."""
 _ATTEMPTS = 8
+_PRINTED = r"^[^\x00-\x1f\x7f-\x9f]*$"
+"""Without a control character (H-24)."""
 
 
 class State(enum.Enum):
@@ -133,10 +135,6 @@ class _ProcessModel(pydantic.BaseModel):
 
     pid: Annotated[int, pydantic.Field(gt=0, lt=2**31)]
     started: Annotated[int, pydantic.Field(ge=0, lt=2**63)]
-
-
-_PRINTED = r"^[^\x00-\x1f\x7f-\x9f]*$"
-"""Without a control character (H-24)."""
 
 
 class _ClaimModel(pydantic.BaseModel):

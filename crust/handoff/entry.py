@@ -27,14 +27,8 @@ from crust.handoff.record import Record
 from crust.host.files import durable, listing
 from crust.host.process import syscalls
 
-
-class UnknownHandoffFile(errors.Corrupt):
-    def __init__(self, path: str) -> None:
-        super().__init__(
-            f"{path} has no meaning in the handoff directory",
-            why="the specification does not define this name",
-        )
-
+_Stamp = tuple[int, int]
+"""The inode and the time of an entry's directory."""
 
 FRESH_NS = 100_000_000
 """A directory that changed so recently may change again without getting another time."""
@@ -44,6 +38,14 @@ IN_TURN = 2
 
 LOCKS_IN_TURN = 100
 """The number of live claims whose locks a look queries. An unpublish, which must be certain, queries its own."""
+
+
+class UnknownHandoffFile(errors.Corrupt):
+    def __init__(self, path: str) -> None:
+        super().__init__(
+            f"{path} has no meaning in the handoff directory",
+            why="the specification does not define this name",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +139,6 @@ def _claim_of(paths: EntryPaths) -> tuple[Claim | None, errors.CrustError | None
         return claims.read(paths), None
     except errors.CrustError as error:
         return None, error
-
-
-_Stamp = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,8 @@ DIRECTORY_MODE = 0o700
 FILE_MODE = 0o600
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_WRITER_LOCK = ".writer.lock"
+WRITER_LOCK = ".writer.lock"
+"""The lock of the process that writes records. It is in the root, so that one root has one writer (H-13)."""
 _STAGING = ".new-"
 _GONE = ".gone-"
 _TO_CLEAR = ".target"
@@ -73,11 +74,6 @@ class Layout:
     """Names below one root. No I/O."""
 
     root: str = DEFAULT_ROOT
-
-    @property
-    def writer_lock(self) -> str:
-        """The lock of the process that writes records. It is in the root, so that one root has one writer (H-13)."""
-        return f"{self.root}/{_WRITER_LOCK}"
 
     def entry(self, key: volumes.TargetPath | str, name: str = "") -> EntryPaths:
         """The entry of a target path, or of a digest (64 lower-case hex digits).

@@ -22,17 +22,12 @@ _INT64 = 2**63 - 1
 Gid = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,9}$")]
 Id = Annotated[str, Field(min_length=1, max_length=512)]
 Handler = Annotated[str, Field(min_length=1, max_length=63, pattern=rf"^{volumes.HANDLER_NAME}$")]
-FsType = Annotated[
-    str, Field(min_length=1, max_length=32, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")
-]
+_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$"
+FsType = Annotated[str, Field(min_length=1, max_length=32, pattern=_NAME)]
 AbsolutePath = Annotated[
     str, Field(min_length=2, max_length=volumes.PATH_MAX_BYTES - 1, pattern=r"^/")
 ]
-
-
-CephName = Annotated[
-    str, Field(min_length=1, max_length=255, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")
-]
+CephName = Annotated[str, Field(min_length=1, max_length=255, pattern=_NAME)]
 """A name that needs no quoting in a configuration file of Ceph or in a command."""
 
 

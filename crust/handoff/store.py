@@ -106,7 +106,7 @@ class Store:
 
     def lock(self) -> locks.ProcessLock:
         """Become the directory's writer until the lock is closed; raises `locks.LockHeld`. The root must be open."""
-        return locks.ProcessLock.acquire(self.layout.writer_lock)
+        return locks.ProcessLock.acquire(f"{self.root}/{layout.WRITER_LOCK}")
 
     def write(self, record: Record) -> Entry:
         """Make the entry of the record, or change its record; returns the entry that exists afterwards.

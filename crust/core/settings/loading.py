@@ -22,6 +22,14 @@ _SERVICE_LINK = re.compile(
     r"_(SERVICE_(HOST|PORT(_\w+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)$"
 )
 """Variables that a kubelet sets in each pod for a Service whose name begins with "crust"."""
+_SENTENCES = {
+    "missing": "is missing",
+    "model_type": "must be a table",
+    "dict_type": "must be a table",
+    "tuple_type": "must be a list",
+    "too_short": "is empty, and needs at least one",
+}
+"""Why a value is refused, by pydantic's name for it."""
 
 Settings = TypeVar("Settings", bound=ProgramSettings)
 
@@ -134,16 +142,6 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next(filter(None, map(_model_in, get_args(annotation))), None)
-
-
-_SENTENCES = {
-    "missing": "is missing",
-    "model_type": "must be a table",
-    "dict_type": "must be a table",
-    "tuple_type": "must be a list",
-    "too_short": "is empty, and needs at least one",
-}
-"""Why a value is refused, by pydantic's name for it."""
 
 
 def _sentence(line: Any, model: type[BaseModel]) -> str:

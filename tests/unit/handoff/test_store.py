@@ -82,11 +82,11 @@ def test_writer_has_the_lock_that_the_contract_names(store: Store) -> None:
     whole_file = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     with (
         store.lock(),
-        open(store.layout.writer_lock, "r+b") as other,
+        open(f"{store.root}/{layout.WRITER_LOCK}", "r+b") as other,
         pytest.raises(BlockingIOError),
     ):
         fcntl.fcntl(other, fcntl.F_OFD_SETLK, whole_file)
-    with open(store.layout.writer_lock, "r+b") as other:
+    with open(f"{store.root}/{layout.WRITER_LOCK}", "r+b") as other:
         fcntl.fcntl(other, fcntl.F_OFD_SETLK, whole_file)
 
 
