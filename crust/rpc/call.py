@@ -23,6 +23,27 @@ from crust.wire.v1 import handlers_pb2, inspect_pb2, pool_pb2, runtime_pb2
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 
+ID_KEY = "crust-request-id"
+VOLUME_KEY = "crust-volume-bin"
+"""The driver and the volume's id, for a peer whose requests have the target alone: a runtime handler."""
+
+_HOP_BY_HOP = ("user-agent", "grpc-accept-encoding", "accept-encoding")
+_ID = re.compile(r"[0-9A-Za-z-]{1,64}")
+_TEXT_MAX = 256
+_FIELDS = {
+    "volume_id": "volume_id",
+    "source_volume_id": "volume_id",
+    "name": "volume_name",
+    "snapshot_id": "snapshot_id",
+    "group_snapshot_id": "group_snapshot_id",
+    "target_path": "target",
+    "volume_path": "target",
+    "volume_target_path": "target",
+    "volume_publish_path": "target",
+    "staging_target_path": "target",
+}
+"""Field of a request to key of a log line; the first set field of a key counts."""
+
 
 class Call:
     """A call of `method` (`/csi.v1.Node/NodeStageVolume`) with the metadata of its caller, who waits `timeout` s.
@@ -67,33 +88,9 @@ class Call:
             await self._begun(initial)
 
 
-_HOP_BY_HOP = ("user-agent", "grpc-accept-encoding", "accept-encoding")
-
-
 def pairs(metadata: Any) -> Metadata:
     """gRPC's metadata without that of a connection."""
     return tuple((key, value) for key, value in metadata or () if key not in _HOP_BY_HOP)
-
-
-ID_KEY = "crust-request-id"
-VOLUME_KEY = "crust-volume-bin"
-"""The driver and the volume's id, for a peer whose requests have the target alone: a runtime handler."""
-
-_ID = re.compile(r"[0-9A-Za-z-]{1,64}")
-_TEXT_MAX = 256
-_FIELDS = {
-    "volume_id": "volume_id",
-    "source_volume_id": "volume_id",
-    "name": "volume_name",
-    "snapshot_id": "snapshot_id",
-    "group_snapshot_id": "group_snapshot_id",
-    "target_path": "target",
-    "volume_path": "target",
-    "volume_target_path": "target",
-    "volume_publish_path": "target",
-    "staging_target_path": "target",
-}
-"""Field of a request to key of a log line; the first set field of a key counts."""
 
 
 def fields_of(request: Message | None, driver: str = "", metadata: Metadata = ()) -> dict[str, str]:
@@ -156,11 +153,6 @@ def methods() -> Mapping[str, MethodDescriptor]:
         for service in services
         for method in service.methods
     }
-
-
-def is_unary(method: str) -> bool:
-    rpc = methods().get(method)
-    return rpc is not None and not (rpc.client_streaming or rpc.server_streaming)
 
 
 def parse(method: str, data: bytes) -> Any:

@@ -31,6 +31,8 @@ Stub = TypeVar("Stub")
 T = TypeVar("T")
 
 _READY = grpc.ChannelConnectivity.READY
+_RESERVE_S = 1.0
+"""Kept of the caller's time, a tenth at most: so the caller hears the reason before its own deadline."""
 _TOO_LARGE = "larger than max"
 """In gRPC's text about a message that is larger than the channel allows."""
 
@@ -199,10 +201,6 @@ class SocketPort(Port):
                 f"the process that serves {self._path} cannot be reached", why=why
             )
         return PeerStatus.of(error) if error is not None else PeerStatus(code, text, trailing)
-
-
-_RESERVE_S = 1.0
-"""Kept of the caller's time, a tenth at most: so the caller hears the reason before its own deadline."""
 
 
 def decoded(read: Callable[[bytes], T], answer: bytes, method: str) -> T:

@@ -66,7 +66,6 @@ _BRANCHES: dict[grpc.StatusCode, type[errors.CrustError]] = {
     grpc.StatusCode.UNAUTHENTICATED: errors.Refused,
 }
 
-
 PEER_TEXT_MAX_BYTES = 64 << 10
 """The part of a peer's status text that passes unchanged (D-24)."""
 
@@ -194,7 +193,6 @@ NOT_FINAL: frozenset[type[errors.CrustError]] = frozenset(
 
 REMOVED_BY_RESTART: frozenset[str] = frozenset({"OfflineExpansionOnly", "FilesystemNotGrown"})
 """Names of the errors of an expansion that no retry removes while the pod runs."""
-
 
 _PUBLISHING = ("NodeStageVolume", "NodePublishVolume")
 """CSI answers ALREADY_EXISTS for other arguments in these."""

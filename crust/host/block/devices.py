@@ -22,6 +22,9 @@ from crust.host.process import syscalls
 device_set = device_sets.device_set
 """Here, so that a caller may replace identity, set and exclusive opens together."""
 _LOOKS_MAX = 4
+_BLKZEROOUT = 0x127F
+_KEEP_SIZE_AND_PUNCH_HOLE = 0x01 | 0x02
+_WAIT_WRITE_WAIT = 0x01 | 0x02 | 0x04
 _SECTOR = 512
 _KIB = 1024
 _MIB = 1024 * _KIB
@@ -250,11 +253,6 @@ def _directory(number: int) -> str:
 
 def _text(number: int) -> str:
     return f"{os.major(number)}:{os.minor(number)}"
-
-
-_BLKZEROOUT = 0x127F
-_KEEP_SIZE_AND_PUNCH_HOLE = 0x01 | 0x02
-_WAIT_WRITE_WAIT = 0x01 | 0x02 | 0x04
 
 
 def zero_device(path: str) -> None:

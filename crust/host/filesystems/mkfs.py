@@ -26,6 +26,9 @@ SUPPORTED = ("ext4", "xfs", "btrfs")
 
 _MIB = 1024 * 1024
 _MAKE_TIMEOUT_S = 600.0
+_BUSY = re.compile("in use by the system|resource busy")
+_BUSY_TRIES = 5
+"""The number of tries of mkfs on a device that is held exclusively, before the search for the holder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +44,6 @@ class _Mkfs:
     later: tuple[tuple[tuple[int, int], tuple[str, ...]], ...] = ()
     """The options against features that are younger than Linux 5.15, by the version of mkfs that first has them."""
 
-
-_BUSY = re.compile("in use by the system|resource busy")
-_BUSY_TRIES = 5
-"""The number of tries of mkfs on a device that is held exclusively, before the search for the holder."""
 
 # Each filesystem has named features: a mkfs newer than the kernel of a node or guest would choose features that this
 # kernel does not mount. All are in Linux 5.15, the oldest kernel that crust runs on.

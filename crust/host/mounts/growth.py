@@ -18,10 +18,8 @@ from crust.host.process import syscalls
 _EXT4_RESIZE_FS = 0x40086610  # _IOW('f', 16, __u64)
 _XFS_FSGEOMETRY_V1 = 0x80705864  # _IOR('X', 100, struct xfs_fsop_geom_v1), 112 bytes
 _XFS_GROWFSDATA = 0x4010586E  # _IOW('X', 110, struct xfs_growfs_data)
-_BTRFS_RESIZE = (
-    0x50009403  # _IOW(0x94, 3, struct btrfs_ioctl_vol_args): a number, then the new size as text
-)
-_BTRFS_ARGUMENTS = struct.Struct("=q4088s")
+_BTRFS_RESIZE = 0x50009403  # _IOW(0x94, 3, struct btrfs_ioctl_vol_args)
+_BTRFS_ARGUMENTS = struct.Struct("=q4088s")  # a number, then the new size as text
 _GEOMETRY_BYTES = 112
 _GEOMETRY = struct.Struct("=8IQ")  # block size, …, imaxpct is the eighth; then data blocks
 _GROW = struct.Struct("=QI4x")

@@ -14,6 +14,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from crust.core import errors
 
+Parameters = tuple[tuple[str, str | None], ...]
+"""For the filesystem; None for an option without a value."""
+
 _READONLY = {"ro": True, "rw": False}
 _HOST_ONLY = frozenset({
     "defaults", "_netdev", "nofail", "async", "auto", "noauto", "user", "nouser", "users", "owner", "group", "loop",
@@ -133,10 +136,6 @@ class InvalidMountOption(errors.InvalidRequest):
 
     def __init__(self, fs_type: str, why: str) -> None:
         super().__init__(f"the mount options for {fs_type} are invalid", why=why)
-
-
-Parameters = tuple[tuple[str, str | None], ...]
-"""For the filesystem; None for an option without a value."""
 
 
 def for_kernel(

@@ -33,7 +33,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from crust.core import errors
 from crust.host.process import commands
@@ -158,17 +158,17 @@ async def run_confined(
     raise CannotConfine(program[0], why, hint)
 
 
+@dataclass(eq=False)
 class Turns:
-    """At most `at_once` blocks of `taking` run at the same time, in all threads of this process.
+    """At most so many blocks of `taking` run at the same time, in all threads of this process.
 
     Those that wait get their turn in the order in which they came. asyncio's semaphore belongs to one event loop, and
     threading's blocks the thread of one.
     """
 
-    def __init__(self, at_once: int) -> None:
-        self._guard = threading.Lock()
-        self._free = at_once
-        self._waiting: deque[Future[None]] = deque()
+    _free: int
+    _guard: threading.Lock = field(default_factory=threading.Lock)
+    _waiting: deque[Future[None]] = field(default_factory=deque)
 
     @asynccontextmanager
     async def taking(self) -> AsyncIterator[None]:

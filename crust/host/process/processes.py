@@ -18,6 +18,8 @@ from crust.host import answers
 from crust.host.process import syscalls
 
 _NEEDS = "pidfd_open(2), and a /proc of its own PID namespace that shows all processes"
+_STARTED = 19
+"""The place of field 22 in what `_stat` gives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ def of(pid: int) -> answers.Answer[Process]:
 
     def process() -> Process:
         with syscalls.closing(os.pidfd_open(pid)) as pidfd:
-            return Process(pid, _started(pid, pidfd))
+            return Process(pid, int(_stat(pid, pidfd)[_STARTED]))
 
     return answers.ask(f"process {pid}", process, absent=(errno.ESRCH,), needs=_NEEDS)
 
@@ -95,16 +97,12 @@ def _pidfd(process: Process) -> int:
             _check_leads(process)
         raise
     try:
-        if _started(process.pid, pidfd) != process.started:
+        if int(_stat(process.pid, pidfd)[_STARTED]) != process.started:
             raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
     except BaseException:
         os.close(pidfd)
         raise
     return pidfd
-
-
-def _started(pid: int, pidfd: int) -> int:
-    return int(_stat(pid, pidfd)[19])
 
 
 def _stat(pid: int, pidfd: int) -> list[bytes]:

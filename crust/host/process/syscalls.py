@@ -136,6 +136,9 @@ _STATX_ATTR_MOUNT_ROOT = 0x2000
 _RESOLVE_NO_SYMLINKS = 0x04
 _RESOLVE_BENEATH = 0x08
 
+ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENXIO, errno.ENODEV, errno.ESRCH)
+"""A file of sysfs or procfs does not exist, or its device or process has gone. Every other errno is no answer."""
+
 _LIMIT_BYTES = 4096
 """An attribute of sysfs is at most one page, and is read in one go."""
 
@@ -320,10 +323,6 @@ def read_attribute(path: str) -> str:
     """
     with closing(os.open(path, os.O_RDONLY)) as fd:
         return os.fsdecode(os.read(fd, _LIMIT_BYTES)).removesuffix("\n")
-
-
-ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENXIO, errno.ENODEV, errno.ESRCH)
-"""A file of sysfs or procfs does not exist, or its device or process has gone. Every other errno is no answer."""
 
 
 def known_attribute(path: str) -> str:

@@ -30,6 +30,10 @@ _SENSITIVE_FIELDS = frozenset({"mount_flags", "mount_options", "options"})
 _NAMES_OF_USERS = frozenset({"userid", "adminid", "username", "user"})
 """Keys of secrets, in lower case, whose value is a user's name: `userID` of Ceph's drivers, `username` of iSCSI's."""
 _SENSITIVE_WORDS = ("secret", "token", "password", "passphrase", "credential", "key")
+_SEARCHED_CHARS = 64 << 10
+"""Of all secrets of a request. CSI allows 4 KiB, and only tokens that a kubelet adds may be longer."""
+_PART_CHARS = 8
+"""As many characters of a secret, one after the other, are no accident."""
 
 
 def describe(message: Message) -> dict[str, Any]:
@@ -88,14 +92,6 @@ def without_secrets(text: str, request: object) -> str:
                 pattern = word if len(form) > 3 else rf"(?<!\w){word}(?!\w)"
                 text = re.sub(pattern, credentials.HIDDEN, text)
     return credentials.shown(text)
-
-
-_SEARCHED_CHARS = 64 << 10
-"""Of all secrets of a request. CSI allows 4 KiB, and only tokens that a kubelet adds may be longer."""
-
-
-_PART_CHARS = 8
-"""As many characters of a secret, one after the other, are no accident."""
 
 
 def _forms(value: str) -> Iterator[str]:

@@ -31,6 +31,11 @@ from crust.rpc.serving import sockets
 from crust.rpc.serving.service import Service
 from crust.rpc.status import TIMED_OUT, PeerStatus
 
+GRACE_S = 5.0
+"""How long a stopping server waits for running calls. The owner of the operations drains the operations."""
+CHECK_S = 3.0
+"""How often a server checks that its socket is still its own."""
+
 _Context = grpc.aio.ServicerContext[bytes, bytes]
 
 
@@ -123,13 +128,6 @@ async def serving(
     finally:
         if lock is not None:
             lock.close()
-
-
-GRACE_S = 5.0
-"""How long a stopping server waits for running calls. The owner of the operations drains the operations."""
-
-CHECK_S = 3.0
-"""How often a server checks that its socket is still its own."""
 
 
 def _claim(socket_path: str, lock_path: str | None) -> locks.ProcessLock | None:

@@ -24,7 +24,7 @@ from crust.core import errors, logs, metrics, traces
 from crust.core.supervised import Health
 from crust.host.answers import NotSeen
 from crust.rpc import status, tracing
-from crust.rpc.call import Call, fields_of, is_unary, methods, parse
+from crust.rpc.call import Call, fields_of, methods, parse
 from crust.rpc.messages import csi, extensions, redaction
 from crust.rpc.port import Port
 from crust.rpc.status import PeerStatus
@@ -117,7 +117,9 @@ class Service:
         self._admit = admit
 
     def is_unary(self, method: str) -> bool:
-        passes = self._others is not None and is_unary(method)
+        """Whether the method has one answer, as a known method that passes may."""
+        rpc = methods().get(method) if self._others is not None else None
+        passes = rpc is not None and not (rpc.client_streaming or rpc.server_streaming)
         return method in self._unary or passes
 
     def streams(self, method: str) -> bool:

@@ -22,7 +22,6 @@ from crust.host.process import syscalls
 
 _PROBE_S = 2.0
 
-
 Identity = tuple[int, int]
 """Device and inode of a socket's file."""
 
