@@ -15,7 +15,6 @@ expansion is refused.
 import contextlib
 import logging
 import os
-from dataclasses import dataclass
 
 from crust.core import deferral_keys, errors, volumes
 from crust.handoff.record import Record
@@ -28,17 +27,6 @@ from crust.host.process import syscalls, workers
 from crust.proxy import guard
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _Unrecorded:
-    """The content of a volume that the driver has created empty; crust has no record of it."""
-
-    volume_id: str
-    state: str = "new"
-    fs_type: str = ""
-    planned_uuid: str = ""
-    in_guest: bool = True
 
 
 class Filesystems:
@@ -137,7 +125,8 @@ def _judge(key: volumes.VolumeKey, source: volumes.BlockSource, fs_type: str) ->
     """The device is open, so the kernel gives its number and name to no other while this looks."""
     guard.verify(devices, source)
     return format_decision.judge(
-        _Unrecorded(str(key)),
+        # the driver has created it empty, and crust has no record of it
+        format_decision.Content(str(key), in_guest=True),
         fs_type,
         signatures.probe(source.path),
         superblock_of=lambda fs_type: superblocks.find(source.path, fs_type),

@@ -140,7 +140,7 @@ class FilesystemPreparation:
             devices.write_back(device)
         zeros = new and self.stores.access.is_empty(content.volume_id)
         return format_decision.judge(
-            content,
+            _recorded(content),
             fs_type,
             signatures.Blank() if zeros else signatures.probe(device),
             superblock_of=lambda fs_type: superblocks.find(device, fs_type),
@@ -156,7 +156,7 @@ class FilesystemPreparation:
             # It zeroes the rest of an interrupted mkfs, but never a complete filesystem, which may have been used.
             device = attachment.host_device
             action = format_decision.judge_interrupted(
-                content,
+                _recorded(content),
                 signatures.probe(device.path),
                 superblock_of=lambda fs_type: superblocks.find(device.path, fs_type),
             )
@@ -195,6 +195,16 @@ class FilesystemPreparation:
             formatted = content.replaced(state="formatted", planned_uuid="", generation=generation)
             self.stores.content_records.save(formatted)
         due.note_done()
+
+
+def _recorded(content: ContentRecord) -> format_decision.Content:
+    return format_decision.Content(
+        content.volume_id,
+        content.state,
+        content.fs_type,
+        content.planned_uuid,
+        in_guest=content.in_guest,
+    )
 
 
 def _check_users(due: Preparation, action: Action) -> None:

@@ -15,35 +15,27 @@ A guest may have made a filesystem while the record still says "new": the driver
 
 import enum
 from collections.abc import Callable
-from typing import Protocol
+from dataclasses import dataclass
 
 from crust.core import errors
 from crust.host.block import signatures
 from crust.host.filesystems import superblocks
 
 
-class Content(Protocol):
-    """A driver's record of a volume's content: the first source."""
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What is recorded of a volume's content: the first source."""
 
-    @property
-    def volume_id(self) -> str:
-        """The volume, for messages."""
-
-    @property
-    def state(self) -> str:
-        """ "new", "formatting", "formatted" or "raw"."""
-
-    @property
-    def fs_type(self) -> str:
-        """The filesystem that was made, or is being made; empty otherwise."""
-
-    @property
-    def planned_uuid(self) -> str:
-        """The UUID of the filesystem that is being made; empty otherwise."""
-
-    @property
-    def in_guest(self) -> bool:
-        """Whether a guest could ever write the content."""
+    volume_id: str
+    """The volume, for messages."""
+    state: str = "new"
+    """ "new", "formatting", "formatted" or "raw"."""
+    fs_type: str = ""
+    """The filesystem that was made, or is being made; empty otherwise."""
+    planned_uuid: str = ""
+    """The UUID of the filesystem that is being made; empty otherwise."""
+    in_guest: bool = False
+    """Whether a guest could ever write the content."""
 
 
 class ContentInDoubt(errors.Corrupt):

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from crust.blockdriver.host import fsck
-from crust.blockdriver.records.models import ContentRecord, ContentState
+from crust.blockdriver.records.models import ContentState
 from crust.core import errors
-from crust.core.volumes import VolumeId
 from crust.host.block import devices, holders, signatures, users
 from crust.host.filesystems import format_decision, mkfs, superblocks
 from crust.host.mounts import mount_api
@@ -180,22 +179,12 @@ _MOMENTS = 24
 _UUID = "11111111-0000-4000-8000-000000000000"
 
 
-def recorded(state: ContentState, fs_type: str, planned_uuid: str) -> ContentRecord:
-    return ContentRecord(
-        volume_id=VolumeId("v"),
-        format_in="host",
-        state=state,
-        fs_type=fs_type,
-        planned_uuid=planned_uuid,
-    )
-
-
 @pytest.mark.parametrize("fs_type", mkfs.SUPPORTED)
 def test_mkfs_killed_at_write_leaves_nothing_complete_or_whole_filesystem(
     attach: Attach, tmp_path: Path, fs_type: str
 ) -> None:
     device = attach(SIZES[fs_type])
-    content = recorded("formatting", fs_type, _UUID)
+    content = format_decision.Content("v", "formatting", fs_type, _UUID)
     calls = _made(device.path, fs_type, tmp_path / "calls")
     assert len(calls) > _MOMENTS
     on_device = re.findall(r"^(\w+)\((?![12],)", (tmp_path / "calls").read_text(), re.MULTILINE)
@@ -220,7 +209,7 @@ def test_device_that_cannot_be_read_is_not_formatted(attach: Attach, state: Cont
     device = attach()
     run("mkfs.ext4", "-q", device.path)
     fs_type, planned_uuid = ("ext4", _UUID) if state == "formatting" else ("", "")
-    content = recorded(state, fs_type, planned_uuid)
+    content = format_decision.Content("v", state, fs_type, planned_uuid)
     with pytest.raises(format_decision.ContentInDoubt):
         _judged(content, device.path)
     os.truncate(
@@ -248,7 +237,7 @@ def _made(
     return re.findall(r"^(\w+)\(", calls.read_text(), re.MULTILINE)
 
 
-def _judged(content: ContentRecord, device: str) -> format_decision.Action:
+def _judged(content: format_decision.Content, device: str) -> format_decision.Action:
     return format_decision.judge(
         content,
         "ext4",
@@ -257,7 +246,7 @@ def _judged(content: ContentRecord, device: str) -> format_decision.Action:
     )
 
 
-def _decision(content: ContentRecord, device: str) -> format_decision.Action:
+def _decision(content: format_decision.Content, device: str) -> format_decision.Action:
     return format_decision.judge_interrupted(
         content,
         probed(device),

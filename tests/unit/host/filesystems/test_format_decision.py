@@ -2,9 +2,8 @@
 
 import pytest
 
-from crust.blockdriver.records.models import ContentRecord, ContentState
+from crust.blockdriver.records.models import ContentState
 from crust.core import errors
-from crust.core.volumes import VolumeId
 from crust.host.block import signatures
 from crust.host.filesystems import format_decision, superblocks
 from crust.host.filesystems.format_decision import Action
@@ -46,9 +45,8 @@ def judge(
     planned_uuid: str = PLANNED,
     in_guest: bool = False,
 ) -> Action | str:
-    content = ContentRecord(
-        volume_id=VolumeId("vol-1"),
-        format_in="host",
+    content = format_decision.Content(
+        "vol-1",
         state=state,
         fs_type="ext4" if state in ("formatting", "formatted") else "",
         planned_uuid=planned_uuid if state == "formatting" else "",
