@@ -45,21 +45,18 @@ def device_set(identity: volumes.DeviceIdentity, *, by_number: str = BY_NUMBER) 
 
     Raises `answers.NotSeen`.
     """
-    answer = answers.ask(
-        f"the devices that share bytes with {identity}",
-        lambda: _set_of(identity, by_number),
-        needs="sysfs, mounted at /sys",
-    )
+
+    def look() -> DeviceSet:
+        device = _Device.at(_leads_to(f"{by_number}/{identity.major}:{identity.minor}"))
+        own = frozenset(device.keys())
+        if identity not in own:
+            return DeviceSet.alone(identity)
+        below, above = _closure(device, _Device.made_of), _closure(device, _Device.made_of_it)
+        return DeviceSet(own, own.union(*(device.keys() for device in below | above)))
+
+    what = f"the devices that share bytes with {identity}"
+    answer = answers.ask(what, look, needs="sysfs, mounted at /sys")
     return answers.seen(answer) or DeviceSet.alone(identity)
-
-
-def _set_of(identity: volumes.DeviceIdentity, by_number: str) -> DeviceSet:
-    device = _Device.at(_leads_to(f"{by_number}/{identity.major}:{identity.minor}"))
-    own = frozenset(device.keys())
-    if identity not in own:
-        return DeviceSet.alone(identity)
-    below, above = _closure(device, _Device.made_of), _closure(device, _Device.made_of_it)
-    return DeviceSet(own, own.union(*(device.keys() for device in below | above)))
 
 
 def identity_of(major: int, minor: int) -> volumes.DeviceIdentity:
@@ -86,9 +83,8 @@ class _Device:
     def keys(self) -> Iterator[Key]:
         number = self._attribute("dev")
         # a partition has no sequence of its own
-        sequence = self._attribute("diskseq") or syscalls.known_attribute(
-            f"{self.directory}/../diskseq"
-        )
+        of_disk = f"{self.directory}/../diskseq"
+        sequence = self._attribute("diskseq") or syscalls.known_attribute(of_disk)
         if number and sequence:
             major, _, minor = number.partition(":")
             yield volumes.DeviceIdentity(int(major), int(minor), int(sequence))
@@ -114,10 +110,9 @@ class _Device:
         disk = os.path.basename(self.directory)
         for name in self.names:
             # the kernel names a partition after its disk; the other thirty names need no look
-            if name.startswith(disk) and syscalls.known_attribute(
-                f"{self.directory}/{name}/partition"
-            ):
-                yield self.at(f"{self.directory}/{name}")
+            part = f"{self.directory}/{name}"
+            if name.startswith(disk) and syscalls.known_attribute(f"{part}/partition"):
+                yield self.at(part)
         yield from self._linked("holders")
 
     def _linked(self, links: str) -> Iterator[Self]:

@@ -197,10 +197,9 @@ def of_open_file(fd: int) -> tuple[LoopDevice, ...]:
 
 def is_attached(device: LoopDevice) -> bool:
     """Whether the device is attached, without an open, which would keep it attached."""
+    number = device.number
     try:
-        return (
-            loopctl.is_bound(device.number) and loopctl.identity(device.number) == device.identity
-        )
+        return loopctl.is_bound(number) and loopctl.identity(number) == device.identity
     except FileNotFoundError:
         return False  # the number itself was removed
 

@@ -19,7 +19,7 @@ from crust.core import volumes
 from crust.core.printable import printable
 from crust.host import answers
 from crust.host.block.holders import Holder
-from crust.host.process import arguments, hidden, processes, syscalls
+from crust.host.process import arguments, hidden, open_files, processes, syscalls
 
 Number = tuple[int, int]
 Openers = Mapping[Number, tuple[Holder, ...]]
@@ -68,18 +68,10 @@ def check_visible(pid: int) -> None:
             why="it is in a PID namespace that cannot be seen from here",
             hint="run crust in the PID namespace of the runtimes: in a pod, hostPID: true",
         )
-    question = answers.ask(what, lambda: [*_links_of(pid)], needs=NEEDS)
+    question = answers.ask(what, lambda: [*open_files.links(pid)], needs=NEEDS)
     if not answers.seen(question):
         why, hint = "the kernel shows none of a process that runs", f"it needs {NEEDS}"
         raise answers.NotSeen(f"cannot see {what}", why=why, hint=hint)
-
-
-def _links_of(pid: int) -> Iterator[str]:
-    for fd in os.listdir(f"/proc/{pid}/fd"):
-        try:
-            yield os.readlink(f"/proc/{pid}/fd/{fd}")
-        except FileNotFoundError:  # closed meanwhile
-            continue
 
 
 @dataclass(eq=False, slots=True)

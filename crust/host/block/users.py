@@ -139,13 +139,9 @@ def look_at_host(opened: Openers | None = None) -> Look:
     return Look(opened, mounts, tuple(loops))
 
 
-def of(device: volumes.BlockSource, *, is_mine: bool = False) -> Answer[Users]:
-    """The users; absent if the kernel has this device no more. Blocks.
-
-    `is_mine`: the caller holds the device exclusively, or asks for processes alone; then no hold is tested, and
-    mounts and devices upon it, which would hold it too, are not looked for.
-    """
-    return _ask(device, lambda: _of(device, look_at_host, is_mine=is_mine))
+def of(device: volumes.BlockSource) -> Answer[Users]:
+    """The users; absent if the kernel has this device no more. Blocks."""
+    return _ask(device, lambda: _of(device, look_at_host))
 
 
 def check(
@@ -160,9 +156,11 @@ def check(
     """Return if nobody is in the way of the purpose, or the kernel has the device no more. Blocks.
 
     It waits within the call for a tool that has the device for a moment, and for writes in flight. `but` are the
-    processes that may have the device, `is_mine` as in `of`. `look` looks, or has looked, after the caller
-    got its lock. `published_below` are the directories in which a CO makes raw publishes: elsewhere a driver may bind
-    the node for itself. Raises `NotSeen`, `DeviceMountedOnHost`, `DeviceInUse`, `WritesInFlight`.
+    processes that may have the device. `is_mine`: the caller holds the device exclusively, or asks for processes
+    alone; then no hold is tested, and mounts and devices upon it, which would hold it too, are not looked for. `look`
+    looks, or has looked, after the caller got its lock. `published_below` are the directories in which a CO makes raw
+    publishes: elsewhere a driver may bind the node for itself. Raises `NotSeen`, `DeviceMountedOnHost`,
+    `DeviceInUse`, `WritesInFlight`.
     """
     is_mine = is_mine or purpose is Purpose.GIVE_BACK
     for pause_s in _PAUSES_S:
@@ -224,7 +222,7 @@ def in_use(path: str) -> DeviceInUse:
     def look() -> Users:
         number = os.stat(path).st_rdev
         identity = device_sets.identity_of(os.major(number), os.minor(number))
-        return _of(volumes.BlockSource(path, identity), look_at_host, is_mine=False)
+        return _of(volumes.BlockSource(path, identity), look_at_host)
 
     match answers.ask(f"the users of {path}", look, absent=_GONE, needs=NEEDS):
         case answers.Present(users):
@@ -265,7 +263,7 @@ def _of(
     device: volumes.BlockSource,
     look: Callable[[], Look],
     *,
-    is_mine: bool,
+    is_mine: bool = False,
     published_below: Collection[str] = ("/",),
 ) -> Users:
     """The users. Raises `OSError`, with an errno of `_GONE` if the device is gone, and `NotSeen`."""
@@ -390,9 +388,8 @@ def _loops_on(numbers: Collection[Number], seen: Look) -> list[str]:
         below[os.makedev(major, minor)] = int(sectors) * 512
     for number, backing in seen.loops:
         loop, question = f"/dev/loop{number}", partial(_is_upon, number, backing, below)
-        if answers.seen(
-            answers.ask(f"the device below {loop}", question, absent=_GONE, needs=_NODE)
-        ):
+        answer = answers.ask(f"the device below {loop}", question, absent=_GONE, needs=_NODE)
+        if answers.seen(answer):
             loops.append(loop)
     return loops
 

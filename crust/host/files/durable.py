@@ -106,9 +106,8 @@ def read(path: AnyPath, *, limit_bytes: int) -> bytes:
     """`find` for a file that must be there; raises `NotFound`."""
     data = find(path, limit_bytes=limit_bytes)
     if data is None:
-        raise syscalls.translate(
-            OSError(errno.ENOENT, os.strerror(errno.ENOENT)), f"cannot read {path}"
-        )
+        absent = OSError(errno.ENOENT, os.strerror(errno.ENOENT))
+        raise syscalls.translate(absent, f"cannot read {path}")
     return data
 
 
@@ -220,12 +219,7 @@ def make_staging(path: AnyPath, mode: int) -> None:
 
 
 def write_staged(
-    path: AnyPath,
-    data: bytes,
-    *,
-    mode: int = 0o600,
-    sync: bool = True,
-    shown: str = "",
+    path: AnyPath, data: bytes, *, mode: int = 0o600, sync: bool = True, shown: str = ""
 ) -> None:
     """Write a new file, its content synced, into a directory of `make_staging`, or aside; `shown` is its name then.
 

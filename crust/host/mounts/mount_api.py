@@ -1,8 +1,7 @@
 """Mounting and unmounting, by the new mount API (fsopen(2) and others, Linux 5.12 and later).
 
 Two reasons against mount(2): the kernel's log of the context gives the reason as text ("ext4: Unknown parameter
-'bogus'"), and a mount is built detached and then attached atomically: a read-only bind is never visible while it is
-writable.
+'bogus'"), and a mount is built detached and then attached atomically: no mount is ever visible without its options.
 
 No function follows a symbolic link at the end of a target, and none detaches lazily: a lazy unmount of a busy volume
 reports success while a writer goes on writing.
@@ -19,7 +18,7 @@ import mmap
 import os
 import stat
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from crust.core import errors
 from crust.host import answers
@@ -91,11 +90,11 @@ def open_root(device: str, fs_type: str) -> int:
         return os.open(f"/proc/self/fd/{mount}", os.O_RDONLY | os.O_DIRECTORY)
 
 
-def bind(source: str, target: str, *, readonly: bool = False) -> None:
+def bind(source: str, target: str) -> None:
     """Bind `source` (a directory, a file or a device node) to `target`, which is of the same kind.
 
-    Mounts below `source` are not included. Read-only holds from the first moment (mount_setattr(2) on the detached
-    copy). A read-only bind of a device *node* does not stop writes to the device: use `devices.set_readonly`.
+    Mounts below `source` are not included. No bind of a device *node* stops writes to the device: use
+    `devices.set_readonly`.
     """
     action = f"cannot bind {source} to {target}"
     with syscalls.translating(action, hint=""):
@@ -105,8 +104,6 @@ def bind(source: str, target: str, *, readonly: bool = False) -> None:
         syscalls.translating(action),
         syscalls.closing(syscalls.open_tree(source)) as mount,
     ):
-        if readonly:
-            syscalls.set_mount_attributes(mount, syscalls.MOUNT_ATTR_RDONLY)
         syscalls.move_mount(mount, onto)
 
 
@@ -242,7 +239,15 @@ def _mounted(
     for a part of a mounted one.
     """
     if fs_type == "btrfs" and not listing.exists(_TEMPORARY_FSIDS):
-        _check_alone(device)
+        fsid, parts = superblocks.fsid_of_btrfs(device), list[str]()
+        with syscalls.translating(f"cannot look for the btrfs {fsid}"), suppress(FileNotFoundError):
+            parts = os.listdir(f"{_BTRFS}/{fsid}/devices")
+        if parts and os.path.basename(device) not in parts:
+            raise errors.NotReady.named(
+                "DuplicateFilesystemUuid",
+                f"the btrfs on {device} cannot be mounted",
+                why=f"the one on /dev/{parts[0]} is mounted and has the same UUID; one is a copy of the other",
+            )
     with _context(fs_type) as context:
         try:
             _configure(context, device, fs_type, parameters)
@@ -263,24 +268,6 @@ def _mounted(
             raise error from err
         with syscalls.closing(mount):
             yield mount
-
-
-def _check_alone(device: str) -> None:
-    fsid = superblocks.fsid_of_btrfs(device)
-    with syscalls.translating(f"cannot look for the btrfs {fsid}"):
-        try:
-            mounted = os.listdir(f"{_BTRFS}/{fsid}/devices")
-        except FileNotFoundError:
-            return
-    if mounted and os.path.basename(device) not in mounted:
-        raise errors.NotReady.named(
-            "DuplicateFilesystemUuid",
-            f"the btrfs on {device} cannot be mounted",
-            why=(
-                f"the one on /dev/{mounted[0]} is mounted and has the same UUID; one is a "
-                "copy of the other"
-            ),
-        )
 
 
 def _configure(context: int, source: str, fs_type: str, parameters: Parameters) -> None:

@@ -245,15 +245,24 @@ def _parse_line(line: bytes) -> Mount:
     head, _, tail = line.partition(b" - ")
     mount_id, parent_id, device, root, target, options, *optional = head.split(b" ")
     fs_type, source, super_options = [*tail.split(b" "), b"", b""][:3]
-    major, _, minor = device.partition(b":")
-    numbers = int(major), int(minor)
+    major, minor = map(int, device.split(b":"))
     if fs_type == b"btrfs":
-        numbers = _device_of_btrfs(_decode(source), *numbers)
+        # It shows a device number of its own, so the number comes from the source that it names. The name is right: a
+        # mounted device is open, so its number cannot have been reused. sysfs has it if the node is gone.
+        try:
+            status = os.stat(_decode(source))
+        except FileNotFoundError:
+            name = os.path.basename(_decode(source))
+            if number := syscalls.known_attribute(f"/sys/class/block/{name}/dev"):
+                major, minor = map(int, number.split(":"))
+        else:
+            if stat.S_ISBLK(status.st_mode):
+                major, minor = os.major(status.st_rdev), os.minor(status.st_rdev)
     return Mount(
         mount_id=int(mount_id),
         parent_id=int(parent_id),
-        major=numbers[0],
-        minor=numbers[1],
+        major=major,
+        minor=minor,
         root=_decode(root),
         target=_decode(target),
         options=tuple(_decode(options).split(",")),
@@ -267,24 +276,6 @@ def _parse_line(line: bytes) -> Mount:
 
 def _number(fields: list[bytes], tag: bytes) -> int:
     return next((int(field[len(tag) :]) for field in fields if field.startswith(tag)), 0)
-
-
-def _device_of_btrfs(source: str, major: int, minor: int) -> tuple[int, int]:
-    """btrfs shows a device number of its own, so the number comes from the source that it names.
-
-    The name is right: a mounted device is open, so its number cannot have been reused. sysfs has it if the node is
-    gone.
-    """
-    try:
-        status = os.stat(source)
-    except FileNotFoundError:
-        number = syscalls.known_attribute(f"/sys/class/block/{os.path.basename(source)}/dev")
-        if number:
-            major, minor = map(int, number.split(":"))
-        return major, minor
-    if not stat.S_ISBLK(status.st_mode):
-        return major, minor
-    return os.major(status.st_rdev), os.minor(status.st_rdev)
 
 
 def _decode(field: bytes) -> str:

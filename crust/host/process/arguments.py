@@ -3,13 +3,13 @@
 Only ENOENT and ESRCH say that a process has ended: arguments that cannot be read may be the ones that are looked for.
 """
 
-import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from crust.core.printable import printable
 from crust.host import answers
+from crust.host.process import hidden
 
 _BYTES = 64 * 1024
 
@@ -34,11 +34,8 @@ def of(pid: int) -> bytes:
         with Path(f"/proc/{pid}/cmdline").open("rb") as file:
             return file.read(_BYTES)
 
-    absent = (errno.ENOENT, errno.ESRCH)
-    return (
-        answers.seen(answers.ask(f"the arguments of process {pid}", arguments, absent=absent))
-        or b""
-    )
+    answer = answers.ask(f"the arguments of process {pid}", arguments, absent=hidden.ENDED)
+    return answers.seen(answer) or b""
 
 
 def command_of(pid: int) -> str:

@@ -65,11 +65,7 @@ class CommandFailed(errors.RuntimeFailed):
 
 
 async def run_command(
-    argv: Sequence[str],
-    *,
-    timeout_s: float,
-    ok: Sequence[int] = (0,),
-    inherits: Sequence[int] = (),
+    argv: Sequence[str], *, timeout_s: float, ok: Sequence[int] = (0,), inherits: Sequence[int] = ()
 ) -> Completed:
     """Run a program to its end; raises `CommandMissing`, `CommandFailed`, `CommandTimedOut`.
 

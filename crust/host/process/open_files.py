@@ -8,9 +8,9 @@ would not. It needs the right to trace the process: root, with CAP_SYS_PTRACE wh
 namespace, and not where kernel.yama.ptrace_scope is 3.
 """
 
-import contextlib
 import os
 from collections.abc import Collection, Generator, Iterator
+from contextlib import suppress
 from functools import partial
 
 from crust.host import answers
@@ -27,10 +27,7 @@ def copies(pid: int, paths: Collection[str]) -> Generator[tuple[str, int], None,
     process = answers.seen(processes.of(pid))
     if process is None:
         return
-    with (
-        contextlib.suppress(ProcessLookupError, FileNotFoundError),
-        processes.holding(process) as pidfd,
-    ):
+    with suppress(ProcessLookupError, FileNotFoundError), processes.holding(process) as pidfd:
         if pidfd is None:
             return
         for path, number in _of(pid, paths):
@@ -59,12 +56,7 @@ def having_socket(number: int) -> list[int]:
     """The processes that have the socket of this inode open, as far as this process may look: for messages alone."""
 
     def has(pid: int) -> bool:
-        directory = f"/proc/{pid}/fd"
-        for fd in os.listdir(directory):
-            with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
-                if os.readlink(f"{directory}/{fd}") == f"socket:[{number}]":
-                    return True
-        return False
+        return any(file == f"socket:[{number}]" for _, file in links(pid))
 
     found = []
     for pid in _pids():
@@ -72,6 +64,14 @@ def having_socket(number: int) -> list[int]:
         if answer == answers.Present(value=True):
             found.append(pid)
     return found
+
+
+def links(pid: int) -> Iterator[tuple[str, str]]:
+    """The open descriptors of a process, each with the text of its link (proc_pid_fd(5)). Raises `OSError`."""
+    directory = f"/proc/{pid}/fd"
+    for fd in os.listdir(directory):
+        with suppress(FileNotFoundError):  # it was closed meanwhile
+            yield fd, os.readlink(f"{directory}/{fd}")
 
 
 def _pids() -> list[int]:
@@ -90,7 +90,7 @@ def watched(pid: int) -> set[int]:
     def look() -> set[int]:
         targets = set()
         for fd in os.listdir(directory):
-            with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
+            with suppress(FileNotFoundError):  # it was closed meanwhile
                 lines = syscalls.read_whole(f"{directory}/{fd}").splitlines()
                 targets |= {int(line.split()[1]) for line in lines if line.startswith(b"Pid:")}
         return targets
@@ -105,7 +105,7 @@ def _locked(pid: int, paths: Collection[str]) -> answers.Answer[set[str]]:
     def look() -> set[str]:
         found = set()
         for path, fd in _of(pid, paths):
-            with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
+            with suppress(FileNotFoundError):  # it was closed meanwhile
                 if b"\nlock:" in syscalls.read_whole(f"/proc/{pid}/fdinfo/{fd}"):
                     found.add(path)
         return found
@@ -121,15 +121,13 @@ def _of(pid: int, paths: Collection[str]) -> Iterator[tuple[str, int]]:
     """
     names, files = {os.path.basename(path) for path in paths}, dict[tuple[int, int], str]()
     for path in paths:
-        with contextlib.suppress(FileNotFoundError):  # nobody has a lock on it that counts
+        with suppress(FileNotFoundError):  # nobody has a lock on it that counts
             status = os.stat(path)
             files[status.st_dev, status.st_ino] = path
-    directory = f"/proc/{pid}/fd"
-    for fd in os.listdir(directory):
-        with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
-            opened = f"{directory}/{fd}"
-            if os.path.basename(os.readlink(opened)) in names:
-                status = os.stat(opened)
+    for fd, opened in links(pid):
+        if os.path.basename(opened) in names:
+            with suppress(FileNotFoundError):  # it was closed meanwhile
+                status = os.stat(f"/proc/{pid}/fd/{fd}")
                 path_of_it = files.get((status.st_dev, status.st_ino))
                 if path_of_it is not None:
                     yield path_of_it, int(fd)

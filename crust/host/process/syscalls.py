@@ -146,12 +146,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _LONG, _TEXT = ctypes.c_long, ctypes.c_char_p
 
 
-# struct mount_attr of mount_setattr(2): to set, to clear, propagation, user namespace.
-_MOUNT_ATTRIBUTES = struct.Struct("=4Q")
 # struct open_how of openat2(2): flags, mode, resolve.
 _BENEATH = struct.pack(
-    "=3Q",
-    *(os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, 0, _RESOLVE_NO_SYMLINKS | _RESOLVE_BENEATH),
+    "=3Q", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, 0, _RESOLVE_NO_SYMLINKS | _RESOLVE_BENEATH
 )
 # struct statx of statx(2), as far as crust reads it: attributes, mode, major and minor of st_rdev, mount id.
 _STATX = struct.Struct("=8xQ12xH98xII8xQ104x")
@@ -215,7 +212,6 @@ _fsconfig = _declared(431, _LONG, _LONG, _TEXT, _TEXT, _LONG)
 _fsmount = _declared(432, _LONG, _LONG, _LONG)
 _openat2 = _declared(437, _LONG, _TEXT, ctypes.c_void_p, _LONG)
 _pidfd_getfd = _declared(438, _LONG, _LONG, _LONG)
-_mount_setattr = _declared(442, _LONG, _TEXT, _LONG, ctypes.c_void_p, _LONG)
 
 
 def call(number: int, *arguments: int | bytes) -> int:
@@ -266,12 +262,6 @@ def copy_descriptor(process: int, number: int) -> int:
 def open_tree(path: str) -> int:
     """A descriptor of a detached copy of a mount, open_tree(2)."""
     return _open_tree(AT_FDCWD, os.fsencode(path), _OPEN_TREE_CLONE | os.O_CLOEXEC)
-
-
-def set_mount_attributes(mount: int, attributes: int) -> None:
-    """Set MOUNT_ATTR_* of one mount that is given by its descriptor, mount_setattr(2)."""
-    request = _MOUNT_ATTRIBUTES.pack(attributes, 0, 0, 0)
-    _mount_setattr(mount, b"", AT_EMPTY_PATH, request, len(request))
 
 
 def move_mount(mount: int, target: int) -> None:

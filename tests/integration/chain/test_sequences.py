@@ -222,7 +222,10 @@ class DeviceNodes(Mounts):
     def publish(self, request: csi_pb2.NodePublishVolumeRequest) -> None:
         if request.volume_capability.HasField("block"):
             Path(request.target_path).touch()
-            mount_api.bind(self._device, request.target_path, readonly=request.readonly)
+            mount_api.bind(self._device, request.target_path)
+            if request.readonly:
+                options = ("-o", "remount,bind,ro")
+                subprocess.run(["mount", *options, request.target_path], check=True)
 
 
 async def test_raw_publish_of_an_earlier_proxy_is_seen(

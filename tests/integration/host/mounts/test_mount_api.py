@@ -246,16 +246,6 @@ def test_is_guard_of_an_ordinary_tmpfs_is_false(mountpoint: str) -> None:
     assert not mount_api.is_guard(mount)
 
 
-def test_readonly_bind_refuses_writes(mountpoint: str, tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    source.mkdir()
-    mount_api.bind(str(source), mountpoint, readonly=True)
-    (source / "x").touch()
-    assert os.listdir(mountpoint) == ["x"]
-    with pytest.raises(OSError, match="Read-only"):
-        (Path(mountpoint) / "y").touch()
-
-
 def test_bind_excludes_mounts_below_the_source(mountpoint: str, tmp_path: Path) -> None:
     source = tmp_path / "source"
     (source / "inner").mkdir(parents=True)
