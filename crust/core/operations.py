@@ -304,14 +304,11 @@ class KeyedOperations:
         if running.waiters or task.cancelled():
             return
         error = task.exception()  # also marks the exception as seen
+        extra = {"op": running.name}
         if error is None:
-            _log.info(
-                "operation finished after its callers stopped waiting", extra={"op": running.name}
-            )
+            _log.info("operation finished after its callers stopped waiting", extra=extra)
             return
         # Only the name is logged: the text may be a driver's, and contain a secret of the request.
         name = error.error_name if isinstance(error, errors.CrustError) else type(error).__name__
-        _log.warning(
-            "operation failed after its callers stopped waiting",
-            extra={"op": running.name, "error_name": name},
-        )
+        extra["error_name"] = name
+        _log.warning("operation failed after its callers stopped waiting", extra=extra)

@@ -367,10 +367,7 @@ class AccessMode(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class MountAccess:
-    """Access through a filesystem. `mount_flags` may hold credentials: never log them.
-
-    `group_policy` has no meaning without `group`.
-    """
+    """Access through a filesystem. `mount_flags` may hold credentials: never log them."""
 
     fs_type: str = ""
     mount_flags: tuple[str, ...] = field(default=(), repr=False)

@@ -140,7 +140,6 @@ def directory_exists(path: str) -> bool:
     if status.st_uid not in (0, os.geteuid()):
         raise UntrustedDirectory(path, f"it belongs to user {status.st_uid}")
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise UntrustedDirectory(
-            path, f"others may write it, mode {stat.S_IMODE(status.st_mode):04o}"
-        )
+        mode = f"{stat.S_IMODE(status.st_mode):04o}"
+        raise UntrustedDirectory(path, f"others may write it, mode {mode}")
     return True

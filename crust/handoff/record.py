@@ -33,6 +33,7 @@ from crust.handoff.mount_info import (
     AbsolutePath,
     CrustPart,
     FsType,
+    Limits,
     Metadata,
     Model,
     Reserved,
@@ -209,19 +210,16 @@ class Record(Model):
             device = volumes.TargetPath.parse(self.device_path, role="device")
             source = volumes.BlockSource(device.text, identity)
         policy = volumes.GroupPolicy(metadata.change_policy or "OnRootMismatch")
+        group = volumes.GroupChange.parse(metadata.fs_group, policy) if metadata.fs_group else None
         return volumes.DeferredMount(
             source=source,
             fs_type=self.fs_type,
             mount_options=tuple(option for option in self.options if option != "ro"),
-            group=volumes.GroupChange.parse(metadata.fs_group, policy)
-            if metadata.fs_group
-            else None,
+            group=group,
             readonly=part.readonly,
             capacity_bytes=part.capacity_bytes,
             content_generation=part.content_generation,
-            io_limits=volumes.IoLimits(**part.limits.model_dump())
-            if part.limits
-            else volumes.IoLimits(),
+            io_limits=volumes.IoLimits(**(part.limits or Limits()).model_dump()),
             format=volumes.GuestFormat(**part.format.model_dump()) if part.format else None,
             encryption=volumes.Encryption(part.encryption) if part.encryption else None,
         )
@@ -300,10 +298,7 @@ def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def needs(
-    *,
-    readonly: bool,
-    group: volumes.GroupChange | None,
-    mount: volumes.DeferredMount | None = None,
+    *, readonly: bool, group: volumes.GroupChange | None, mount: volumes.DeferredMount | None = None
 ) -> Iterator[tuple[volumes.HandlerFeature, str]]:
     """The features that a volume needs of a runtime, with reasons. `mount`: the whole mount, if it is known."""
     feature = volumes.HandlerFeature

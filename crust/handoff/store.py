@@ -275,9 +275,8 @@ def _delete_files(directory: str) -> bool:
         with syscalls.translating(f"cannot remove {directory}/{name}"), harmless:
             os.unlink(f"{directory}/{name}")
     if kept := listing.names(directory):
-        _log.warning(
-            "kept a directory with unknown files", extra={"directory": directory, "names": kept}
-        )
+        extra = {"directory": directory, "names": kept}
+        _log.warning("kept a directory with unknown files", extra=extra)
         return False
     with syscalls.translating(f"cannot remove {directory}"), contextlib.suppress(FileNotFoundError):
         os.rmdir(directory)

@@ -13,10 +13,10 @@ The root may be deleted and created again: each hint compares the watched direct
 """
 
 import asyncio
-import contextlib
 import logging
 import os
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Self
 
 from watchdog import events as watchdog_events
@@ -142,10 +142,7 @@ class Watch(watchdog_events.FileSystemEventHandler, AsyncIterator[None]):
         if self._observer is None:
             return
         identity = None
-        with (
-            syscalls.translating(f"cannot look at {self.root}"),
-            contextlib.suppress(FileNotFoundError),
-        ):
+        with syscalls.translating(f"cannot look at {self.root}"), suppress(FileNotFoundError):
             status = os.stat(self.root)
             identity = status.st_dev, status.st_ino
         if self._watched is not None:

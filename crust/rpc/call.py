@@ -100,9 +100,8 @@ def fields_of(request: Message | None, driver: str = "", metadata: Metadata = ()
         if key == ID_KEY and isinstance(value, str) and _ID.fullmatch(value):
             request_id = value
         elif key == VOLUME_KEY and isinstance(value, bytes):
-            fields["driver"], _, fields["volume_id"] = value.decode("utf-8", "replace").partition(
-                "\0"
-            )
+            named = value.decode("utf-8", "replace")
+            fields["driver"], _, fields["volume_id"] = named.partition("\0")
     if driver:
         fields.setdefault("driver", driver)
     request_fields = {} if request is None else request.DESCRIPTOR.fields_by_name

@@ -180,11 +180,8 @@ class SocketPort(Port):
 
     def _refusal(self, refused: grpc.aio.AioRpcError) -> PeerStatus:
         """The peer's status, or gRPC's own report in a sentence of crust: a peer that answers is connected."""
-        code, text, trailing = (
-            refused.code(),
-            refused.details() or "",
-            pairs(refused.trailing_metadata()),
-        )
+        code, text = refused.code(), refused.details() or ""
+        trailing = pairs(refused.trailing_metadata())
         error: errors.CrustError | None = None
         if not trailing and code is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE in text:
             error = errors.Exhausted.named(
@@ -194,12 +191,9 @@ class SocketPort(Port):
             )
         is_connected = self._channel.get_state() is _READY
         if not trailing and code is grpc.StatusCode.UNAVAILABLE and not is_connected:
-            why = next(
-                (why for words, why in _REASONS if words in text), "the connection has ended"
-            )
-            error = PeerNotReachable(
-                f"the process that serves {self._path} cannot be reached", why=why
-            )
+            reasons = (why for words, why in _REASONS if words in text)
+            what = f"the process that serves {self._path} cannot be reached"
+            error = PeerNotReachable(what, why=next(reasons, "the connection has ended"))
         return PeerStatus.of(error) if error is not None else PeerStatus(code, text, trailing)
 
 

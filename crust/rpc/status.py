@@ -126,9 +126,8 @@ def of(error: errors.CrustError, call: Call) -> PeerStatus:
 
     The status of a peer passes unchanged.
     """
-    is_plain = call.method.startswith("/csi.") and not extensions.requested(
-        call.metadata, extensions.ERROR_INFO
-    )
+    wants_name = extensions.requested(call.metadata, extensions.ERROR_INFO)
+    is_plain = call.method.startswith("/csi.") and not wants_name
     if isinstance(error, PeerStatus) and (is_plain or not error.is_own):
         return error
     message = error.shown()

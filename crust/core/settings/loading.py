@@ -118,9 +118,8 @@ def _from_environment(
         if field is None:
             near = difflib.get_close_matches(name, model.model_fields, n=1)
             meant = f"; did you mean {ENVIRONMENT_PREFIX}{near[0].upper()}?" if near else ""
-            raise InvalidSettings(
-                program, f"there is no setting for the environment's {key}{meant}"
-            )
+            why = f"there is no setting for the environment's {key}{meant}"
+            raise InvalidSettings(program, why)
         is_list = "tuple" in str(field.annotation)
         values[name] = tuple(part for part in text.split(",") if part) if is_list else text
     return values

@@ -63,15 +63,12 @@ def registration(request: handlers_pb2.RegisterRequest) -> RegisterRequest:
         raise InvalidRegistration(f"{error.what}: {error.why}") from error
     if types_pb2.VolumeType.BLOCK not in request.volume_types:
         raise InvalidRegistration("volume_types lacks BLOCK, the only type that is published")
-    if len(request.filesystems) > FILESYSTEMS_MAX:
-        raise InvalidRegistration(
-            f"it has {len(request.filesystems)} filesystems, and {FILESYSTEMS_MAX} is the most"
-        )
+    if (number := len(request.filesystems)) > FILESYSTEMS_MAX:
+        raise InvalidRegistration(f"it has {number} filesystems, and {FILESYSTEMS_MAX} is the most")
     bad = [name for name in request.filesystems if not _FILESYSTEM.fullmatch(name)]
     if bad or not request.filesystems:
-        raise InvalidRegistration(
-            f"filesystems holds {bad[0][:32]!r}" if bad else "filesystems is empty"
-        )
+        why = f"filesystems holds {bad[0][:32]!r}" if bad else "filesystems is empty"
+        raise InvalidRegistration(why)
     if request.max_volumes_per_sandbox < 0:
         raise InvalidRegistration("max_volumes_per_sandbox is negative")
     if request.max_target_path_bytes < 0:

@@ -166,10 +166,9 @@ def is_readonly(request: csi_pb2.NodePublishVolumeRequest) -> bool:
     )
 
 
-def capabilities(
-    pbs: Iterable[csi_pb2.VolumeCapability], *, field: str = "volume_capabilities"
-) -> tuple[volumes.VolumeCapability, ...]:
+def capabilities(pbs: Iterable[csi_pb2.VolumeCapability]) -> tuple[volumes.VolumeCapability, ...]:
     """Decode a list of capabilities; at least one is required. Raises as `capability` does."""
+    field = "volume_capabilities"
     decoded = tuple(capability(pb, field=f"{field}[{n}]") for n, pb in enumerate(pbs))
     if not decoded:
         raise MissingField(field)
@@ -225,9 +224,7 @@ def deferred_mount(pb: csi_pb2.DeferredMount) -> volumes.DeferredMount:
             readonly=pb.readonly,
             capacity_bytes=pb.capacity_bytes,
             content_generation=pb.content_generation,
-            io_limits=crust_v1.io_limits(pb.io_limits)
-            if pb.HasField("io_limits")
-            else volumes.IoLimits(),
+            io_limits=crust_v1.io_limits(pb.io_limits),
             format=guest_format,
             encryption=volumes.Encryption(pb.encryption) if pb.encryption else None,
             secrets=dict(pb.secrets),

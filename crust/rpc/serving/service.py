@@ -196,9 +196,7 @@ class _Served:
             logs.context.set(fields_of(self.request, service.driver(), call.metadata))
 
     def end(
-        self,
-        code: grpc.StatusCode = grpc.StatusCode.OK,
-        error: errors.CrustError | None = None,
+        self, code: grpc.StatusCode = grpc.StatusCode.OK, error: errors.CrustError | None = None
     ) -> None:
         elapsed_s = time.monotonic() - self._began_s
         method = self._call.method
