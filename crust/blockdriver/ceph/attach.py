@@ -6,8 +6,8 @@ or detach connects, answers a few questions, and ends. The runtime kills a proce
 
 `asking` starts the process; the program is `python -m crust.blockdriver.ceph.attach`. Questions and answers are lines
 of JSON on its standard input and output. The key goes by the input and nowhere else. The answer about an error has
-its name and texts, and `_error_of` makes it again. The process ends with its input, without a shutdown, which could
-hang.
+its name and texts, and `ImageCalls.ask` makes it again. The process ends with its input, without a shutdown, which
+could hang.
 """
 
 import asyncio
@@ -86,9 +86,13 @@ class ImageCalls:
         if not answer:
             raise ImageProcessFailed(str(self._image), question)
         response: dict[str, Any] = json.loads(answer)
-        if "error" in response:
-            raise _error_of(response)
-        return response
+        if "error" not in response:
+            return response
+        branches = {branch.__name__: branch for branch in errors.CrustError.__subclasses__()}
+        branch = branches[response["branch"]]
+        error = branch(response["what"], why=response["why"], hint=response["hint"])
+        error.error_name = response["error"]  # by which an operator looks it up
+        raise error
 
 
 @asynccontextmanager
@@ -176,14 +180,6 @@ class _Answers:
         return cluster_image.reached(
             self._connection, image.pool, image.namespace, image.image, error_text
         )
-
-
-def _error_of(answer: Mapping[str, str]) -> errors.CrustError:
-    """The error of the process: its branch, with its name, by which an operator looks it up."""
-    branches = {branch.__name__: branch for branch in errors.CrustError.__subclasses__()}
-    error = branches[answer["branch"]](answer["what"], why=answer["why"], hint=answer["hint"])
-    error.error_name = answer["error"]
-    return error
 
 
 if __name__ == "__main__":

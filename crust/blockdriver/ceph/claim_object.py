@@ -123,10 +123,6 @@ class Claims:
         holders = (*self.holders, *self.ended)
         return frozenset(holder.node for holder in holders if not holder.is_deletion)
 
-    def of_node(self, node: str) -> tuple[Holder, ...]:
-        """The holders on a node, without the ended holders."""
-        return tuple(holder for holder in self.holders if holder.node == node)
-
 
 _STORED = pydantic.TypeAdapter(Claims)
 

@@ -151,7 +151,16 @@ def _taken(image: ClusterImage, mode: Mode, host: Host, me: Holder) -> Holder:
     if me.address or claim != me:
         return claim
     try:
-        check_watchers(image)
+        claims = claim_object.read(image.ioctx, image.name).claims
+        # the addresses of several readers are not recorded: they can do no harm
+        if claims.mode is not Mode.READERS or len(claims.holders) == 1:
+            unknown = image.strangers(frozenset(holder.address for holder in claims.holders))
+            if unknown:
+                raise errors.NotReady.named(
+                    "ImageWatched",
+                    f"the image {image.name} cannot be used",
+                    why=f"a client that crust does not know has it open: {', '.join(sorted(unknown))}",
+                )
     except BaseException:
         give_back(image, me.id)
         raise
@@ -164,9 +173,17 @@ def _is_attempted(claims: Claims, me: Holder) -> bool:
 
 
 def _without_left(old: Claims, me: Holder, mode: Mode, image: ClusterImage, host: Host) -> Claims:
+    """The claims without the holders of this host that `me` proves to have ended, of its own kind: virtual machines,
+    because `me` has the volume's claim lock, or mappings of the kernel, of an earlier boot or by another client.
+    """
     if _is_attempted(old, me):
         return old
-    dead = _left(old, me, mode)
+    dead: tuple[Holder, ...] = ()
+    if me.is_host or not old.mode is mode is Mode.READERS:  # readers share the lock
+        on_host = (holder for holder in old.holders if holder.is_on(me.node, me.machine))
+        ours = (holder for holder in on_host if holder.is_host == me.is_host)
+        known = ("", me.address)
+        dead = tuple(holder for holder in ours if holder.id != me.id or holder.address not in known)
     check_no_other(_without(old, (me, *dead)), mode, image.name, host)
     return end(old, dead, image)
 
@@ -179,18 +196,6 @@ def _with(claims: Claims, me: Holder, mode: Mode, image: str, host: Host) -> Cla
     others = _without(claims, (me,))
     check_no_other(others, mode, image, host)
     return Claims(mode, (*others.holders, me))
-
-
-def _left(claims: Claims, me: Holder, mode: Mode) -> tuple[Holder, ...]:
-    """The holders of this host that `me` proves to have ended, of its own kind: virtual machines, because `me` has
-    the volume's claim lock, or mappings of the kernel, of an earlier boot or by another client.
-    """
-    if not me.is_host and claims.mode is mode is Mode.READERS:
-        return ()  # readers share the lock
-    on_host = (holder for holder in claims.holders if holder.is_on(me.node, me.machine))
-    ours = (holder for holder in on_host if holder.is_host == me.is_host)
-    known = ("", me.address)
-    return tuple(holder for holder in ours if holder.id != me.id or holder.address not in known)
 
 
 def _without(claims: Claims, holders: tuple[Holder, ...]) -> Claims:
@@ -294,20 +299,6 @@ def of(claims: Claims, holder_id: str, image: str) -> Holder:
 
 def _held(claims: Claims, holder_id: str) -> Holder | None:
     return next((holder for holder in claims.holders if holder.id == holder_id), None)
-
-
-def check_watchers(image: ClusterImage) -> None:
-    """Raise ImageWatched for a client that no claim knows."""
-    claims = claim_object.read(image.ioctx, image.name).claims
-    if claims.mode is Mode.READERS and len(claims.holders) > 1:
-        return  # the addresses of readers are not recorded: they can do no harm
-    unknown = image.strangers(frozenset(holder.address for holder in claims.holders))
-    if unknown:
-        raise errors.NotReady.named(
-            "ImageWatched",
-            f"the image {image.name} cannot be used",
-            why=f"a client that crust does not know has it open: {', '.join(sorted(unknown))}",
-        )
 
 
 def now() -> str:

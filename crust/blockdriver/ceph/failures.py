@@ -120,7 +120,13 @@ def translated(
         # EINVAL: the key has an invalid form
         return CephKeyRefused(user)
     if number in UNANSWERED:
-        return _not_answering(error_text) if step == "data" else CephMonitorsUnreachable(monitors)
+        if step != "data":
+            return CephMonitorsUnreachable(monitors)
+        return errors.PeerUnavailable.named(
+            "CephNotAnswering",
+            f"{error_text}: the Ceph cluster does not answer",
+            why="its OSDs have not answered in time, and may still carry out the request",
+        )
     if number in (errno.EACCES, errno.EPERM):
         return CephNotPermitted(error_text, user)
     if number in (errno.EDQUOT, errno.ENOSPC):
@@ -134,11 +140,3 @@ def translated(
     if number in _OVERTAKEN:
         return CephImageBusy(error_text, number)
     return CephFailed(error_text, number)
-
-
-def _not_answering(error_text: str) -> errors.PeerUnavailable:
-    return errors.PeerUnavailable.named(
-        "CephNotAnswering",
-        f"{error_text}: the Ceph cluster does not answer",
-        why="its OSDs have not answered in time, and may still carry out the request",
-    )

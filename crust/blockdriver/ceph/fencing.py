@@ -28,6 +28,7 @@ the image, its virtual machine runs: `fence` refuses that, unless the operator i
 """
 
 import threading
+from contextlib import suppress
 from dataclasses import replace
 
 from crust.blockdriver.ceph import claim_object, cluster_image, controller_lock
@@ -72,7 +73,18 @@ def cut_off(image: ClusterImage) -> tuple[str, ...]:
             image.client.blocklist(sorted(addresses))
         except CephNotPermitted as err:
             raise ImageNotCutOff(image.name, ended, err.user) from err
-        _wait_unwatched(image, addresses)
+        pause = threading.Event()
+        for _ in range(round(WATCH_GONE_S / _LOOK_EVERY_S)):
+            still_watching = image.watchers() & addresses
+            if not still_watching:
+                break
+            pause.wait(_LOOK_EVERY_S)
+        else:
+            raise errors.NotReady.named(
+                "StillWatched",
+                f"the holders of the image {image.name} are not cut off yet",
+                why=f"{', '.join(sorted(still_watching))} is still listed",
+            )
         if image.not_closed(addresses):
             image.break_locks(addresses)
 
@@ -93,7 +105,7 @@ def fence(image: ClusterImage, node: str, *, even_if_connected: bool = False) ->
     """
 
     def ended(claims: Claims) -> Claims:
-        victims = claims.of_node(node)
+        victims = tuple(holder for holder in claims.holders if holder.node == node)
         present = image.watchers() if victims else frozenset[str]()
         connected_holder = next((victim for victim in victims if victim.address in present), None)
         if connected_holder is not None and not even_if_connected:
@@ -126,27 +138,9 @@ def _addresses(image: ClusterImage, claims: Claims) -> frozenset[str]:
     if is_all or any(not holder.address for holder in claims.holders):
         return recorded
     known = {*recorded, *(holder.address for holder in claims.holders), image.client.address()}
-    others = controller_lock.unknown_clients(image.ioctx, lambda: _clients(image) - known)
-    return recorded | others
-
-
-def _clients(image: ClusterImage) -> frozenset[str]:
-    try:
-        with image.opened() as opened:
-            return cluster_image.watchers(opened) | cluster_image.lockers(opened)
-    except load().rbd.ImageNotFound:
-        return frozenset()
-
-
-def _wait_unwatched(image: ClusterImage, addresses: frozenset[str]) -> None:
-    pause = threading.Event()
-    for _ in range(round(WATCH_GONE_S / _LOOK_EVERY_S)):
-        still_watching = image.watchers() & addresses
-        if not still_watching:
-            return
-        pause.wait(_LOOK_EVERY_S)
-    raise errors.NotReady.named(
-        "StillWatched",
-        f"the holders of the image {image.name} are not cut off yet",
-        why=f"{', '.join(sorted(still_watching))} is still listed",
-    )
+    with suppress(load().rbd.ImageNotFound), image.opened() as opened:
+        return recorded | controller_lock.unknown_clients(
+            image.ioctx,
+            lambda: (cluster_image.watchers(opened) | cluster_image.lockers(opened)) - known,
+        )
+    return recorded

@@ -303,7 +303,8 @@ def test_holder_ending_during_another_fencing_is_still_cut_off(bench: Bench) -> 
 
 
 def first_holder(client: Client, host: Host) -> str:
-    [holder] = claim_object.read(client.ioctx, IMAGE).claims.of_node(host.node)
+    holders = claim_object.read(client.ioctx, IMAGE).claims.holders
+    [holder] = [holder for holder in holders if holder.node == host.node]
     return holder.id
 
 
