@@ -40,6 +40,8 @@ _PLACE_UNKNOWN = 0x2 | 0x4 | 0x8 | 0x80 | 0x100 | 0x200 | 0x400
 _INLINE, _SHARED = 0x200, 0x2000
 _MOST_PARTS = 1 << 19
 """A list of so many parts takes 50 MiB and two seconds."""
+_UNPLACED = -1
+"""The one place of all shared parts whose place is not known: before the device's first byte."""
 
 
 class Extent(NamedTuple):
@@ -163,7 +165,12 @@ def sharing(paths: Collection[str]) -> list[set[str]]:
     """
     shared: list[tuple[int, int, str]] = []
     for path in paths:
-        shared.extend(_shared_of(path))
+        with syscalls.closing(_open(path)) as fd:
+            for _, place, length, flags in _extents_of(fd, 0):
+                if flags & _SHARED:
+                    is_known = not flags & _PLACE_UNKNOWN
+                    known = (place, place + length, path)
+                    shared.append(known if is_known else (_UNPLACED, 0, path))
         if len(shared) > _MOST_PARTS:
             return [set(paths)]
     group_of: dict[str, set[str]] = {}
@@ -176,18 +183,6 @@ def sharing(paths: Collection[str]) -> list[set[str]]:
         if end > reach:
             reach, last = end, path
     return list({id(group): group for group in group_of.values()}.values())
-
-
-_UNPLACED = -1
-
-
-def _shared_of(path: str) -> Iterator[tuple[int, int, str]]:
-    """The places of a file's shared parts: all that are not known are one place, before the device's first byte."""
-    with syscalls.closing(_open(path)) as fd:
-        for _, place, length, flags in _extents_of(fd, 0):
-            if flags & _SHARED:
-                is_known = not flags & _PLACE_UNKNOWN
-                yield (place, place + length, path) if is_known else (_UNPLACED, 0, path)
 
 
 def _extents_of(fd: int, start: int, flags: int = 0) -> Iterator[tuple[int, int, int, int]]:

@@ -55,8 +55,13 @@ class Throttle:
     def look(self) -> None:
         """Find the hierarchy: once, before the first attach. A host may have several, one with the io controller."""
         with syscalls.translating("cannot look for control groups"):
-            roots = (mount.target for mount in mountinfo.read_all() if mount.fs_type == "cgroup2")
-            self._root = next(filter(_has_io, roots), "")
+            for mount in mountinfo.read_all():
+                # none: covered by another mount, or gone
+                controllers = syscalls.known_attribute(f"{mount.target}/cgroup.controllers")
+                if mount.fs_type == "cgroup2" and "io" in controllers.split():
+                    self._root = mount.target
+                    return
+        self._root = ""
 
     def check_can_limit(self) -> None:
         """Raise `CannotThrottle` if a limit could not be set now. Looks again for a hierarchy that was missing."""
@@ -69,25 +74,23 @@ class Throttle:
                     raise CannotThrottle(why)
             raise CannotThrottle("no control group hierarchy with the io controller is mounted")
         with syscalls.translating("cannot look for control groups"):
-            why = self._obstacle()
-        if why:
-            raise CannotThrottle(why)
-
-    def _obstacle(self) -> str:
-        group = self._group()
-        if group is None:
-            return f"there is no {' or '.join(self._groups)} in {self._root}"
-        if os.path.samefile(group, self._root):
-            return f"{group} is the root group, which cannot be limited"
-        path = os.path.join(group, _FILE)
-        try:
-            os.close(os.open(path, os.O_WRONLY | os.O_CLOEXEC))
-        except OSError as err:
-            if err.errno not in (errno.ENOENT, errno.EROFS, errno.EACCES, errno.EPERM):
-                raise
-            todo = f"write +io to {os.path.dirname(group)}/cgroup.subtree_control"
-            return f"{path} cannot be written ({os.strerror(err.errno)}); if it is missing, {todo}"
-        return ""
+            group = self._group()
+            if group is None:
+                why = f"there is no {' or '.join(self._groups)} in {self._root}"
+                raise CannotThrottle(why)
+            if os.path.samefile(group, self._root):
+                raise CannotThrottle(f"{group} is the root group, which cannot be limited")
+            path = os.path.join(group, _FILE)
+            try:
+                os.close(os.open(path, os.O_WRONLY | os.O_CLOEXEC))
+            except OSError as err:
+                if err.errno not in (errno.ENOENT, errno.EROFS, errno.EACCES, errno.EPERM):
+                    raise
+                todo = f"write +io to {os.path.dirname(group)}/cgroup.subtree_control"
+                why = (
+                    f"{path} cannot be written ({os.strerror(err.errno)}); if it is missing, {todo}"
+                )
+                raise CannotThrottle(why) from err
 
     def limits_of(self, device: volumes.DeviceIdentity) -> volumes.IoLimits:
         """The kernel's limits for the device; none on a node that cannot limit."""
@@ -118,11 +121,6 @@ class Throttle:
     def _group(self) -> str | None:
         paths = (os.path.join(self._root, group).rstrip("/") for group in self._groups)
         return next(filter(listing.exists, paths), None) if self._root else None
-
-
-def _has_io(root: str) -> bool:
-    # none: covered by another mount, or gone
-    return "io" in syscalls.known_attribute(f"{root}/cgroup.controllers").split()
 
 
 def _line_of(group: str | None, device: volumes.DeviceIdentity) -> volumes.IoLimits:
