@@ -99,9 +99,17 @@ class NodeExpand:
         attachment = self.stores.access.refresh(request.volume_id)
         if attachment is None:
             raise NotStaged(request.volume_id)
-        _check_size(request, attachment.size_bytes)
+        size_bytes, wanted = attachment.size_bytes, request.capacity
+        if size_bytes < wanted.required_bytes:
+            raise errors.OutOfRange.named(
+                "DeviceSmallerThanRequested",
+                f"{request.volume_id} cannot be expanded to {wanted.required_bytes} bytes on this node",
+                why=f"its device has {size_bytes}",
+            )
+        if wanted.limit_bytes and size_bytes > wanted.limit_bytes:
+            raise capability_check.AboveLimit(request.volume_id, size_bytes, wanted.limit_bytes)
         due = self._due(request, attachment)
-        if due is None or attachment.size_bytes <= content.filled_bytes:
+        if due is None or size_bytes <= content.filled_bytes:
             return content, attachment, None
         fs_type, mountpoint = due
         if mountpoint:
@@ -155,19 +163,6 @@ class NodeExpand:
             save(content.replaced(growth_refused=refused))
             raise
         save(content.replaced(filled_bytes=size_bytes, growth_refused=""))
-
-
-def _check_size(request: Expand, size_bytes: int) -> None:
-    if size_bytes < request.capacity.required_bytes:
-        raise errors.OutOfRange.named(
-            "DeviceSmallerThanRequested",
-            f"{request.volume_id} cannot be expanded to {request.capacity.required_bytes} bytes on this node",
-            why=f"its device has {size_bytes}",
-        )
-    if request.capacity.limit_bytes and size_bytes > request.capacity.limit_bytes:
-        raise capability_check.AboveLimit(
-            request.volume_id, size_bytes, request.capacity.limit_bytes
-        )
 
 
 def _writable_mountpoint(source: volumes.BlockSource) -> str:

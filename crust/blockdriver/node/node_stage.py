@@ -85,9 +85,23 @@ class FilesystemPreparation:
                 format_decision.check_readable(content.volume_id, action)
             if action is None or readonly:
                 return None
-            _check_users(due, action)
-            if action in (Action.MAKE, Action.CLEAR_AND_MAKE):
-                content = self._intend(due)
+            makes = action in (Action.MAKE, Action.CLEAR_AND_MAKE)
+            if not due.attachment.is_new:  # the driver gave a new device to no user
+                # a plain open passes beside this hold
+                purpose = Purpose.FORMAT if makes else Purpose.HOST
+                users.check(due.attachment.host_device, purpose, is_mine=True)
+            if makes:
+                # the driver gave the device to no user since it judged it
+                mkfs.check_size(device, due.fs_type, due.attachment.size_bytes)
+                if due.guest_kernel:
+                    mkfs.check_kernel(due.fs_type, due.guest_kernel)
+                intended = content.replaced(
+                    state="formatting",
+                    fs_type=due.fs_type,
+                    planned_uuid=str(uuid.uuid4()),
+                    filled_bytes=due.attachment.size_bytes,
+                )
+                content = self.stores.content_records.save(intended)
             if action is Action.MAKE:
                 devices.write_back(device)  # the writes since the look
                 if not self.stores.access.is_empty(content.volume_id):
@@ -113,20 +127,6 @@ class FilesystemPreparation:
                 # raises with the holder, or succeeds if it is free by now
                 hold = devices.open_exclusive(device.path)
         return hold
-
-    def _intend(self, due: Preparation) -> ContentRecord:
-        """Record the intended filesystem. The driver gave the device to no user since it judged it."""
-        device, size_bytes = due.attachment.host_device, due.attachment.size_bytes
-        mkfs.check_size(device.path, due.fs_type, size_bytes)
-        if due.guest_kernel:
-            mkfs.check_kernel(due.fs_type, due.guest_kernel)
-        intended = due.content.replaced(
-            state="formatting",
-            fs_type=due.fs_type,
-            planned_uuid=str(uuid.uuid4()),
-            filled_bytes=size_bytes,
-        )
-        return self.stores.content_records.save(intended)
 
     def _look(self, due: Preparation) -> Action | None:
         content, fs_type, device = due.content, due.fs_type, due.attachment.host_device.path
@@ -205,14 +205,6 @@ def _recorded(content: ContentRecord) -> format_decision.Content:
         content.planned_uuid,
         in_guest=content.in_guest,
     )
-
-
-def _check_users(due: Preparation, action: Action) -> None:
-    """Raise as `users.check`: a plain open passes beside this hold. The driver gave a new device to no user."""
-    if not due.attachment.is_new:
-        makes = action in (Action.MAKE, Action.CLEAR_AND_MAKE)
-        purpose = Purpose.FORMAT if makes else Purpose.HOST
-        users.check(due.attachment.host_device, purpose, is_mine=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,19 +51,12 @@ class NodeUnpublish:
                 f"{volume_id} is not unpublished from {target.text}",
                 why=f"{entry.volume_id} is published there",
             )
-        if entry is None or not entry.deferred:
-            self._unmount(volume_id, target)
-        elif mountinfo.at(target.text) is None:
-            # the guard mount is gone, so no other process knows the target
-            target_paths.remove(target, self.target_roots)
-        if not self.stores.node_state.unreadable(volume_id):
-            self.stores.node_state.forget_published(volume_id, target)
-
-    def _unmount(self, volume_id: volumes.VolumeId, target: volumes.TargetPath) -> None:
         mount = mountinfo.at(target.text)
-        if mount is not None and mount_api.is_guard(mount):
-            return  # the proxy's guard mount, of a deferred publish that the node state has lost
-        if mount is not None:
+        is_deferred = entry is not None and entry.deferred
+        # The proxy removes its guard mount, also of a deferred publish that the node state has lost. Without a mount
+        # no other process knows the target of a deferred publish.
+        is_guarded = mount is not None and (is_deferred or mount_api.is_guard(mount))
+        if mount is not None and not is_guarded:
             # Checked before the unmount: /home is a mount as well, and so may be the target of a link.
             with target_paths.parent_of(target, self.target_roots):
                 # it does not ask the storage: a pod must end without it
@@ -77,7 +70,10 @@ class NodeUnpublish:
                         why=f"{mount.fs_type} from {mount.source} is mounted there",
                     )
             mount_api.unmount(target.text)
-        target_paths.remove(target, self.target_roots)
+        if not is_guarded:
+            target_paths.remove(target, self.target_roots)
+        if not self.stores.node_state.unreadable(volume_id):
+            self.stores.node_state.forget_published(volume_id, target)
 
 
 class StillPublished(errors.NotReady):
@@ -121,9 +117,13 @@ class NodeUnstage:
         if attachment is None:
             self.stores.access.detach(volume_id)  # the rest of a failed stage
         else:
-            if attachment.device is not None:
-                is_raw = staged is None or staged.kind == "block"
-                _check_unused(volume_id, attachment.device, raw=is_raw)
+            device = attachment.device
+            if device is not None:
+                mounts = device_mounts.filesystem_mounts(device) if users.is_held(device) else ()
+                if not mounts and (staged is None or staged.kind == "block"):
+                    mounts = device_mounts.node_mounts(device)
+                if mounts:
+                    raise StillPublished(volume_id, tuple(mount.target for mount in mounts))
             with self.io_limits.released(attachment):
                 self.stores.access.detach(volume_id)
         self.stores.node_state.forget_staged(volume_id)
@@ -174,15 +174,6 @@ class NodeUnstage:
                 _log.info("an unused device stays attached", extra={**extra, "error": err})
             else:
                 _log.warning("detached a device whose image was removed", extra=extra)
-
-
-def _check_unused(volume_id: volumes.VolumeId, device: volumes.BlockSource, *, raw: bool) -> None:
-    """Raise `StillPublished` while the device is mounted, or bound if it may be `raw`."""
-    mounts = device_mounts.filesystem_mounts(device) if users.is_held(device) else ()
-    if raw and not mounts:
-        mounts = device_mounts.node_mounts(device)
-    if mounts:
-        raise StillPublished(volume_id, tuple(mount.target for mount in mounts))
 
 
 def _is_shown(attachment: Attachment) -> bool:

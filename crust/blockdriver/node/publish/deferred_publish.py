@@ -54,7 +54,12 @@ class DeferredNodePublish:
                 # The holder of the device is a guest whose publish this driver lost, or another program.
                 os.close(devices.open_exclusive(source.path))
         elif not isinstance(source, volumes.NetworkImage):
-            _replay(admitted, source)
+            content, fs_type = admitted.content, admitted.entry.fs_type
+            is_formatted = (content.format_in, content.state) == ("host", "formatted")
+            is_ours = is_formatted and not content.in_guest
+            if admitted.entry.readonly and is_ours and log_replay.is_due(source.path, fs_type):
+                # the log that a snapshot has, for a reading guest, which cannot; never a log that a guest wrote
+                os.close(mount_api.open_root(source.path, fs_type))
         if admitted.present is None:
             self._note(admitted)
         return mount
@@ -71,14 +76,6 @@ class DeferredNodePublish:
             # Limits that a host mount left until the unstage would slow the hypervisor too.
             self.io_limits.settle(limits, admitted.attachment)
         self.stores.node_state.note_published(admitted.entry)
-
-
-def _replay(admitted: AdmittedPublish, source: volumes.BlockSource) -> None:
-    """Replay the log that a snapshot has, for a reading guest, which cannot. Never a log that a guest wrote."""
-    content, fs_type = admitted.content, admitted.entry.fs_type
-    is_ours = (content.format_in, content.state) == ("host", "formatted") and not content.in_guest
-    if admitted.entry.readonly and is_ours and log_replay.is_due(source.path, fs_type):
-        os.close(mount_api.open_root(source.path, fs_type))
 
 
 def _describe(
