@@ -50,24 +50,23 @@ class _Client:
     """The last of its calls shuts it down."""
 
 
+@dataclass(eq=False)
 class Connection:
-    """The connection of one user, opened at the first call. Safe from any thread."""
+    """The connection of one user, opened at the first call. Safe from any thread. Raises `CephBindingMissing`."""
 
-    def __init__(self, user: CephUser, timeouts: Timeouts = USUAL) -> None:
-        """Raises `CephBindingMissing`."""
-        self.controller_lock: ControllerLock | None = None
-        """A controller's lock, which admits each new client."""
-        self.ceph_user = user
-        self._timeouts = timeouts
-        self._binding = binding.load()
-        self._guard = threading.Condition()
-        self._opening = threading.Lock()
-        self._client: _Client | None = None
-        self._is_closed = False
-        self._tries = 0
-        self._failure: errors.CrustError | None = None
-        """The error of the last try to connect."""
-        self._pid = os.getpid()
+    ceph_user: CephUser
+    _timeouts: Timeouts = USUAL
+    controller_lock: ControllerLock | None = field(default=None, init=False)
+    """A controller's lock, which admits each new client."""
+    _binding: binding.Binding = field(default_factory=binding.load, init=False)
+    _guard: threading.Condition = field(default_factory=threading.Condition, init=False)
+    _opening: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _client: _Client | None = field(default=None, init=False)
+    _is_closed: bool = field(default=False, init=False)
+    _tries: int = field(default=0, init=False)
+    _failure: errors.CrustError | None = field(default=None, init=False)
+    """The error of the last try to connect."""
+    _pid: int = field(default_factory=os.getpid, init=False)
 
     @contextmanager
     def cluster(self, error_text: str) -> Iterator[binding.Rados]:

@@ -134,29 +134,30 @@ async def _volumes(
         listed = pool.ListPoolVolumes(
             request, timeout=TIMEOUT_S, metadata=daemon_calls.WITH_ERROR_INFO
         )
-        return [_row(driver.name, row, entries.get(row.volume_id)) async for row in listed]
-
-
-def _row(driver: str, listed: pool_pb2.PoolVolume, entry: views.VolumeRow | None) -> PoolVolume:
-    pod_names = {entry.target_path: entry.pod} if entry is not None else {}
-    pods = [pod_names.get(target) or views.pod_of(target) for target in listed.targets]
-    state = "attached" if listed.nodes else "unused"
-    if entry is not None:
-        state = entry.state
-    elif listed.targets:
-        state = "on-host"
-    return PoolVolume(
-        pv=listed.name,
-        pods=tuple(dict.fromkeys(filter(None, pods))),
-        state=state,
-        size_bytes=listed.capacity_bytes,
-        nodes=tuple(listed.nodes),
-        volume_id=listed.volume_id,
-        driver=driver,
-        thick=listed.thick,
-        message=listed.problem or (entry.message if entry else ""),
-        pool=listed.pool,
-    )
+        rows = []
+        async for row in listed:
+            entry = entries.get(row.volume_id)
+            pod_names = {entry.target_path: entry.pod} if entry is not None else {}
+            pods = [pod_names.get(target) or views.pod_of(target) for target in row.targets]
+            state = "attached" if row.nodes else "unused"
+            if entry is not None:
+                state = entry.state
+            elif row.targets:
+                state = "on-host"
+            volume = PoolVolume(
+                pv=row.name,
+                pods=tuple(dict.fromkeys(filter(None, pods))),
+                state=state,
+                size_bytes=row.capacity_bytes,
+                nodes=tuple(row.nodes),
+                volume_id=row.volume_id,
+                driver=driver.name,
+                thick=row.thick,
+                message=row.problem or (entry.message if entry else ""),
+                pool=row.pool,
+            )
+            rows.append(volume)
+        return rows
 
 
 def shown(drivers: Sequence[views.DriverRow], volumes: list[PoolVolume]) -> show.Shown:

@@ -20,7 +20,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Annotated
 
 import pydantic
@@ -70,25 +70,21 @@ class _Identity:
 _STORED = pydantic.TypeAdapter(_Identity)
 
 
+@dataclass(eq=False)
 class RbdPool:
     """The pool in `place`. With `create` the first start at an empty namespace makes it. `on_close` ends the
     background users of the connection. Only a controller has a `run_dir`, and takes the pool's lock.
     """
 
-    def __init__(
-        self,
-        place: Place,
-        *,
-        run_dir: str = "",
-        create: bool = False,
-        on_close: Callable[[], object] = lambda: None,
-    ) -> None:
-        self._place = place
-        self.shown = place.shown
-        self._run_dir = run_dir
-        self._on_close = on_close
-        self._create = create
-        self._ids: PoolIds | None = None
+    _place: Place
+    _: KW_ONLY
+    run_dir: str = ""
+    create: bool = False
+    on_close: Callable[[], object] = lambda: None
+    _ids: PoolIds | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.shown = self._place.shown
 
     @property
     def ids(self) -> PoolIds:
@@ -117,12 +113,12 @@ class RbdPool:
 
     def lock(self) -> None:
         """Become the pool's active controller. Raises `ControllerStandsBy`, and `PoolAbsent` without the lock."""
-        if not self._run_dir:
+        if not self.run_dir:
             return
         connection = self._place.connection
         if connection.controller_lock is None:
-            path = os.path.join(self._run_dir, _NONCE)
-            durable.make_directories(self._run_dir, 0o700)
+            path = os.path.join(self.run_dir, _NONCE)
+            durable.make_directories(self.run_dir, 0o700)
             with suppress(durable.PathAlreadyExists):
                 durable.write_file(path, secrets.token_hex(8).encode(), replaces=False)
             nonce = durable.read(path, limit_bytes=64).decode("ascii", "replace")
@@ -130,7 +126,7 @@ class RbdPool:
             connection.controller_lock = ControllerLock(place.pool, place.namespace, nonce)
         lock = connection.controller_lock
         with self._place.ioctx(f"cannot take the lock of {self.shown}") as ioctx:
-            if self._read(ioctx) is None:
+            if self._identity() is None:
                 # together with the pool: in a full pool a key can be set, but no object be made
                 omap.make(ioctx, controller_lock.OBJECT)
             address = connection.address()
@@ -158,7 +154,7 @@ class RbdPool:
                 # librbd makes it at the first delete, and cannot in a full pool, which needs the delete most
                 omap.make(ioctx, "rbd_trash")
                 omap.swap(ioctx, OBJECT, None, {_KEY: _STORED.dump_json(made)})
-                identity = self._read(ioctx) or made
+                identity = self._identity() or made
         fsid = self._place.connection.fsid()
         if identity.fsid != fsid:
             raise RbdPoolUnreadable(
@@ -176,7 +172,7 @@ class RbdPool:
         """Give the lock back and disconnect, after running calls have ended (`Connection.close`). A controller that
         stands by stays connected: it looks at the lock each second.
         """
-        self._on_close()
+        self.on_close()
         connection = self._place.connection
         if connection.controller_lock is None or connection.controller_lock.is_ours:
             connection.close()
@@ -190,16 +186,13 @@ class RbdPool:
                 f"{self.shown} is no pool of crust, and is not made one",
                 why=f"it has the image {image} and no object {OBJECT}",
             )
-        if not self._create:
+        if not self.create:
             raise self._absent(f"it has no object {OBJECT}")
 
     def _identity(self) -> _Identity | None:
-        with self._place.ioctx(f"cannot read the identity of {self.shown}") as ioctx:
-            return self._read(ioctx)
-
-    def _read(self, ioctx: Ioctx) -> _Identity | None:
         data = None
-        with failures.ignoring(errno.ENOENT):
+        error_text = f"cannot read the identity of {self.shown}"
+        with self._place.ioctx(error_text) as ioctx, failures.ignoring(errno.ENOENT):
             data = omap.read_keys(ioctx, OBJECT, (_KEY,)).get(_KEY, b"")
         if data is None:
             return None

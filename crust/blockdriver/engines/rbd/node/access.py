@@ -63,10 +63,6 @@ class _Note(pydantic.BaseModel):
     is_image: bool = False
     """Whether it was attached for a hypervisor before, and will be again after the unmap."""
 
-    @property
-    def attachment(self) -> Attachment:
-        return Attachment(self.image, self.size_bytes)
-
 
 def directory(run_dir: str) -> str:
     return os.path.join(run_dir, "rbd", syscalls.boot_id())
@@ -151,23 +147,18 @@ class RbdAccess:
         """
         mode = _MODES.get(access.mode, Mode.WRITER)
         place = self._users.place(volume_id)
-        if access.on_host:
-            return self._attach_host(place, volume_id, mode, access)
-        note = self._read_note(volume_id)
-        if note is not None and note.on_host:
-            self._detach_host(note.image, volume_id)
-        with place.ioctx(f"cannot look at the image of {volume_id}") as ioctx:
-            note = self._seen(place, volume_id)
-            claims.check_claimable(ioctx, volume_id, mode, self._host)
-        self._write_note(note)
-        return note.attachment
-
-    def _attach_host(
-        self, place: Place, volume_id: volumes.VolumeId, mode: Mode, access: Access
-    ) -> Attachment:
-        if why := self._devices.kernel.obstacle():
+        if access.on_host and (why := self._devices.kernel.obstacle()):
             raise NoHostDevice(why)
-        image, previous = self._seen(place, volume_id), self._read_note(volume_id)
+        previous = self._read_note(volume_id)
+        if not access.on_host:
+            if previous is not None and previous.on_host:
+                self._detach_host(previous.image, volume_id)
+            with place.ioctx(f"cannot look at the image of {volume_id}") as ioctx:
+                note = self._seen(place, volume_id)
+                claims.check_claimable(ioctx, volume_id, mode, self._host)
+            self._write_note(note)
+            return Attachment(note.image, note.size_bytes)
+        image = self._seen(place, volume_id)
         is_image = previous is not None and (previous.is_image or not previous.on_host)
         note = image.model_copy(update={"on_host": True, "is_image": is_image})
         with self._settling:  # from here on the claim is this attach's
@@ -194,10 +185,9 @@ class RbdAccess:
             attachment = self.host_device(volume_id)
             if attachment is not None or not note.is_image:
                 return attachment
-        try:
-            return self._seen(self._users.place(volume_id), volume_id).attachment
-        except _NO_KEY:
-            return note.attachment
+        with contextlib.suppress(*_NO_KEY):
+            note = self._seen(self._users.place(volume_id), volume_id)
+        return Attachment(note.image, note.size_bytes)
 
     def host_device(self, volume_id: volumes.VolumeId) -> Attachment | None:
         """By the note, which is written before an image is mapped, and the kernel."""
@@ -221,7 +211,7 @@ class RbdAccess:
         image = self._seen(self._users.place(volume_id), volume_id)
         if note.on_host:
             return self._devices.refresh(note.image, image.size_bytes)
-        return image.attachment
+        return Attachment(image.image, image.size_bytes)
 
     def is_empty(self, volume_id: volumes.VolumeId) -> bool:
         """By the object map, which the kernel's client keeps too. Raises `ImageMissing`."""

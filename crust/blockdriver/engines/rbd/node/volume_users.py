@@ -16,6 +16,7 @@ restart the notes of attachments (`access`) name the pool, so staged volumes can
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from crust.blockdriver.ceph import binding
 from crust.blockdriver.ceph.connection import Connection
@@ -38,12 +39,12 @@ class CephKeyNotGiven(errors.NotReady):
         )
 
 
+@dataclass(eq=False)
 class Users:
     """The user as which a node reaches its volumes: the one user of a process with a key of its own."""
 
-    def __init__(self, shared: Place) -> None:
-        self.shared = shared
-        """The pool, as any known user; its use raises `CephKeyNotGiven` if none is known."""
+    shared: Place
+    """The pool, as any known user; its use raises `CephKeyNotGiven` if none is known."""
 
     def use(self, volume_id: volumes.VolumeId, secrets: Mapping[str, str]) -> None:
         """Take a volume's user from the secrets of a call; nothing here: the secrets are the guest's."""
@@ -131,20 +132,14 @@ class VolumeUsers(Users):
         """From the first connection; before, from the notes; without notes, of no pool."""
         return self._ids or PoolIds(self._noted())
 
-    def find(self) -> None:
-        """Nothing: this node has no key."""
-
-    def lock(self) -> None:
-        """Nothing: every node uses the pool."""
-
-    def renew(self) -> None:
-        """Nothing: a node has no lock."""
-
     def open(self) -> None:
-        """Nothing: the first key opens it."""
+        """Nothing: the first key opens the pool. Each call checks it by itself, and a pod's key is not used between
+        calls.
+        """
 
-    def check_in_place(self) -> None:
-        """Nothing: each call checks by itself, and a pod's key is not used between calls."""
+    find = check_in_place = open
+    lock = renew = open
+    """Every node uses the pool: it has no lock."""
 
     def let_go(self) -> None:
         """Forget all users, and disconnect after running calls have ended."""

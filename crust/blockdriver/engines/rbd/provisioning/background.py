@@ -16,7 +16,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
+from typing import ClassVar
 
 from crust.blockdriver.ceph import binding, omap
 from crust.blockdriver.ceph.failures import CephConnectionClosed, ignoring
@@ -32,21 +34,21 @@ STOP_S = 10.0
 _log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class Looks:
     """A thread that looks for work again and again, from `start` to `stop`, or until the connection is closed."""
 
-    name: str
-    least_pause_s: float
-    pause_factor: int
+    name: ClassVar[str]
+    least_pause_s: ClassVar[float]
+    pause_factor: ClassVar[int]
     """A pause is so many times as long as the look before it, and `least_pause_s` at least."""
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
-        self._wake = threading.Event()
-        self._ends = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._doing = ""
-        """The piece of work that takes its time now."""
+    _place: Place
+    _wake: threading.Event = field(default_factory=threading.Event, init=False)
+    _ends: threading.Event = field(default_factory=threading.Event, init=False)
+    _thread: threading.Thread | None = field(default=None, init=False)
+    _doing: str = field(default="", init=False)
+    """The piece of work that takes its time now."""
 
     def look(self, ends: threading.Event | None = None) -> None:
         """Do all present work; `ends` ends the look."""

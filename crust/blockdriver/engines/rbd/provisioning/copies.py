@@ -46,13 +46,9 @@ class NewRbdVolume:
     _note: bytes = b""
     """The intent's note."""
 
-    @property
-    def _place(self) -> Place:
-        return self.snapshots.place
-
     def create(self, size_bytes: int) -> None:
         with (
-            self._place.ioctx(f"cannot create the image of {self.volume_id}") as ioctx,
+            self.snapshots.place.ioctx(f"cannot create the image of {self.volume_id}") as ioctx,
             self._finished(ioctx, size_bytes),
         ):
             binding.load().images.create(
@@ -66,18 +62,19 @@ class NewRbdVolume:
     def restore(self, image: Snapshot, size_bytes: int) -> None:
         """A clone of the snapshot. Raises `SnapshotMissing`, CloneDepthReached, `ForeignImage`."""
         error_text = f"cannot make {self.volume_id} from {image.snapshot_id}"
-        with self._place.ioctx(error_text) as ioctx:
+        with self.snapshots.place.ioctx(error_text) as ioctx:
             source = self.snapshots.image_of(ioctx, image)
             self._clone(ioctx, source, image.snapshot_id, size_bytes)
 
     def clone(self, source: volumes.VolumeId, *, source_bytes: int, size_bytes: int) -> None:
         """A clone of a snapshot that is taken for the clone. Raises `ImageMissing`, SourceTruncated."""
-        with self._place.volume(source, f"cannot make {self.volume_id} from {source}") as ioctx:
-            image_use.check_answers(self._place, ioctx, source)  # before anything is noted
+        place = self.snapshots.place
+        with place.volume(source, f"cannot make {self.volume_id} from {source}") as ioctx:
+            image_use.check_answers(place, ioctx, source)  # before anything is noted
             self._note = source.encode()
             self.snapshots.volume_records.note(self.volume_id, self._note)
             name = _snapshot_for(self.volume_id)
-            with image_use.changing(self._place, ioctx, source) as image:
+            with image_use.changing(place, ioctx, source) as image:
                 if image.size() < source_bytes:
                     raise errors.Corrupt.named(
                         "SourceTruncated",
@@ -90,7 +87,7 @@ class NewRbdVolume:
 
     def commit(self, records: Mapping[RecordKind, bytes]) -> None:
         """The content record, then the volume record."""
-        content = RbdContentRecords(self._place)
+        content = RbdContentRecords(self.snapshots.place)
         content.make(self.volume_id, records[RecordKind.CONTENT])
         record = records[RecordKind.VOLUMES]
         self.snapshots.volume_records.commit(self.volume_id, record, self._note)
@@ -103,13 +100,13 @@ class NewRbdVolume:
         try:
             yield
         except binding.load().rbd.ImageExists as err:
-            raise ForeignImage(self.volume_id, self._place.shown, "created") from err
-        with self._place.image(ioctx, self.volume_id, read_only=False) as image:
+            raise ForeignImage(self.volume_id, self.snapshots.place.shown, "created") from err
+        with self.snapshots.place.image(ioctx, self.volume_id, read_only=False) as image:
             enlarge(image, size_bytes)
             image.metadata_set(MARK, self.volume_id)
 
     def _clone(self, ioctx: Ioctx, source: str, snapshot: str, size_bytes: int) -> None:
-        depth_of_clone = depth(self._place, ioctx, source) + 1
+        depth_of_clone = depth(self.snapshots.place, ioctx, source) + 1
         if depth_of_clone > HARD_DEPTH:
             put_flatten(ioctx, source)
             raise errors.OperationPending.named(

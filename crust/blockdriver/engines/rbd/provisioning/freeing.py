@@ -9,15 +9,16 @@ cannot be freed now does not stop the others.
 import logging
 import threading
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from crust.blockdriver.ceph import claim_object, fencing
-from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.provisioning.background import Looks
 from crust.core import errors, metrics, volumes
 
 _log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class Freeing(Looks):
     """Frees the images of `place`, as a user that may blocklist."""
 
@@ -26,10 +27,8 @@ class Freeing(Looks):
     pause_factor = 10
     """Looks cost a tenth of a thread's time at most."""
 
-    def __init__(self, place: Place) -> None:
-        super().__init__(place)
-        self._told: set[str] = set()
-        """Images that could not be freed and are in the log."""
+    _told: set[str] = field(default_factory=set, init=False)
+    """Images that could not be freed and are in the log."""
 
     def look(self, ends: threading.Event | None = None) -> None:
         """Free every image whose holders have ended. Raises the errors of the list of images."""

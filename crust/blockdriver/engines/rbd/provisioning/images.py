@@ -222,16 +222,9 @@ def is_blank(image: Image) -> bool:
 
 def differing(image: Image, since: str | None, start: int = 0) -> tuple[Extent, ...]:
     """The parts that differ from a snapshot, or from zeros, from the byte `start` on; discarded parts differ too."""
-    regions: list[Extent] = []
-
-    def note(offset: int, length: int, exists: bool) -> None:  # noqa: FBT001 - librbd calls it
-        if exists or since is not None:
-            regions.append(Extent(offset, length))
-
     length = image.size() - start
-    if length > 0:
-        image.diff_iterate(start, length, since, note, include_parent=True, whole_object=True)
-    return tuple(regions)
+    parts = [Extent(start, length)] if length > 0 else []
+    return tuple(written(image, parts, since, whole_and_parents=True))
 
 
 def own_objects(image: Image) -> list[Extent]:
@@ -249,8 +242,16 @@ def own_objects(image: Image) -> list[Extent]:
     return parts
 
 
-def written(image: Image, parts: Iterable[Extent], since: str | None = None) -> list[Extent]:
-    """The bytes of these parts in the image's own objects, or written or discarded since a snapshot. In order."""
+def written(
+    image: Image,
+    parts: Iterable[Extent],
+    since: str | None = None,
+    *,
+    whole_and_parents: bool = False,
+) -> list[Extent]:
+    """The bytes of these parts in the image's own objects, or written or discarded since a snapshot. In order. With
+    `whole_and_parents` each object counts as a whole, and those of the image's parents too.
+    """
     found: list[Extent] = []
 
     def note(offset: int, length: int, exists: bool) -> None:  # noqa: FBT001 - librbd calls it
@@ -259,7 +260,12 @@ def written(image: Image, parts: Iterable[Extent], since: str | None = None) -> 
 
     for part in parts:
         image.diff_iterate(
-            part.offset, part.length, since, note, include_parent=False, whole_object=False
+            part.offset,
+            part.length,
+            since,
+            note,
+            include_parent=whole_and_parents,
+            whole_object=whole_and_parents,
         )
     return sorted(found)
 

@@ -23,10 +23,8 @@ from itertools import zip_longest
 
 from crust.blockdriver.ceph import binding
 from crust.blockdriver.ceph.binding import Image, Ioctx
-from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.provisioning import images, librbd_objects
 from crust.blockdriver.engines.rbd.provisioning.background import Looks
-from crust.blockdriver.engines.rbd.provisioning.images import Snap
 from crust.blockdriver.engines.rbd.provisioning.snapshot_bytes import (
     SnapshotBytes,
     key,
@@ -41,6 +39,7 @@ every 2 s (mgr_tick_period), monitors ask it every 5 s (mon_mgr_digest_period), 
 """
 
 
+@dataclass(eq=False)
 class OwnBytes(Looks):
     """Counts the bytes in `place`, and asks for those of `snapshots` again; `volume_ids` lists the volumes,
     `stored_bytes` asks for the pool's.
@@ -51,25 +50,17 @@ class OwnBytes(Looks):
     pause_factor = 20
     """Looks cost a twentieth of a thread's time at most."""
 
-    def __init__(
-        self,
-        place: Place,
-        snapshots: SnapshotBytes,
-        volume_ids: Callable[[], Iterable[str]],
-        stored_bytes: Callable[[], int],
-    ) -> None:
-        super().__init__(place)
-        self._snapshots = snapshots
-        self._volume_ids = volume_ids
-        self._stored_bytes = stored_bytes
-        self._guard = threading.Lock()
-        self._seen: dict[str, Counted] = {}
-        """As `Held.bytes_of`."""
-        self._removed: set[str] = set()
-        """Since the present look began."""
-        self._unseen_bytes = 0
-        self._looked_at_bytes = 0
-        """What the pool had stored when the last complete look began."""
+    _snapshots: SnapshotBytes
+    _volume_ids: Callable[[], Iterable[str]]
+    _stored_bytes: Callable[[], int]
+    _guard: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _seen: "dict[str, Counted]" = field(default_factory=dict, init=False)
+    """As `Held.bytes_of`."""
+    _removed: set[str] = field(default_factory=set, init=False)
+    """Since the present look began."""
+    _unseen_bytes: int = field(default=0, init=False)
+    _looked_at_bytes: int = field(default=0, init=False)
+    """What the pool had stored when the last complete look began."""
 
     def least_bytes(self, stored_bytes: int) -> int:
         """The number, while the pool has `stored_bytes`."""
@@ -157,39 +148,31 @@ def held(ioctx: Ioctx, image: Image, volume_id: str) -> Held:
     present = images.snaps(image)
     for snap, younger in zip_longest(present, present[1:]):
         images.show(image, snap)
+        of = key(image.id(), snap.name)
         if younger is None and not volume_id:
-            found.bytes_of[key(image.id(), snap.name)] = _total(
-                images.written(image, images.own_objects(image))
-            )
+            found.bytes_of[of] = _total(images.written(image, images.own_objects(image)))
         elif snap.is_kept:
-            found.bytes_of[key(image.id(), snap.name)] = _replaced_bytes(image, snap, younger)
+            # what it has where the next one, or the image, has others or none
+            objects = images.own_objects(image)
+            images.show(image, younger)
+            parts = _common(objects, images.differing(image, snap.name))
+            replaced = images.written(image, parts, snap.name)
+            images.show(image, snap)
+            found.bytes_of[of] = _total(_common(images.written(image, parts), replaced))
         else:
-            found.unseen_bytes += _most_replaced_bytes(ioctx, image, snap, younger)
+            # the same of a deleted snapshot, at most
+            old = object_map(ioctx, image, snap)
+            images.show(image, younger)
+            new = object_map(ioctx, image, younger)
+            if old is not None and new is not None:
+                found.unseen_bytes += old.replaced_in(new) * object_bytes(image)
+            else:
+                images.show(image, snap)
+                found.unseen_bytes += _total(images.own_objects(image))
     if volume_id:
         images.show(image, None)
         found.bytes_of[volume_id] = _total(images.written(image, images.own_objects(image)))
     return found
-
-
-def _replaced_bytes(image: Image, snap: Snap, younger: Snap | None) -> int:
-    """The bytes of a snapshot in whose place the next one, or the image, has others or none."""
-    objects = images.own_objects(image)
-    images.show(image, younger)
-    parts = _common(objects, images.differing(image, snap.name))
-    replaced = images.written(image, parts, snap.name)
-    images.show(image, snap)
-    return _total(_common(images.written(image, parts), replaced))
-
-
-def _most_replaced_bytes(ioctx: Ioctx, image: Image, snap: Snap, younger: Snap | None) -> int:
-    """The same of a deleted snapshot, at most."""
-    old = object_map(ioctx, image, snap)
-    images.show(image, younger)
-    new = object_map(ioctx, image, younger)
-    if old is not None and new is not None:
-        return old.replaced_in(new) * object_bytes(image)
-    images.show(image, snap)
-    return _total(images.own_objects(image))
 
 
 def _total(parts: Iterable[Extent]) -> int:
