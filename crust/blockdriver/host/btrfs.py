@@ -17,6 +17,7 @@ import errno
 import fcntl
 import os
 import uuid
+from functools import partial
 
 from crust.host import answers
 from crust.host.files.durable import AnyPath
@@ -63,12 +64,11 @@ def uncounted_bytes(directory: AnyPath) -> int:
         if kind in _DATA
         for name in ("bytes_may_use", "bytes_reserved")
     ]
-    return sum(map(_number, names))
-
-
-def _number(path: str) -> int:
-    number = answers.seen(
-        answers.ask(path, lambda: int(syscalls.read_attribute(path)), needs="/sys")
-    )
-    assert number is not None
-    return number
+    uncounted = 0
+    for name in names:
+        number = answers.seen(
+            answers.ask(name, partial(syscalls.read_attribute, name), needs="/sys")
+        )
+        assert number is not None
+        uncounted += int(number)
+    return uncounted

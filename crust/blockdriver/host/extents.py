@@ -22,6 +22,7 @@ import struct
 import time
 from array import array
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from crust.host.answers import NotSeen
@@ -119,14 +120,15 @@ def data_of(fd: int, start: int = 0) -> Iterator[Extent]:
         yield Extent(start, end - start)
 
 
+@dataclass(slots=True)
 class Occupied:
     """The bytes that the files of one filesystem have on its device, those that were reserved and never written too.
     Data within the inode does not count.
     """
 
-    def __init__(self) -> None:
-        self._starts, self._ends = array("Q"), array("Q")
-        self._unknown_bytes = 0
+    _starts: "array[int]" = field(default_factory=lambda: array("Q"))
+    _ends: "array[int]" = field(default_factory=lambda: array("Q"))
+    _unknown_bytes: int = 0
 
     def add(self, path: AnyPath, *, shared: bool = True) -> None:
         """Count a file, or what it shares with none. Raises `OSError`, and `NotSeen` for over `_MOST_PARTS` parts."""

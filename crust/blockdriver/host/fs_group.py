@@ -28,6 +28,7 @@ import os
 import stat
 import time
 from collections.abc import Generator
+from dataclasses import dataclass, field
 
 from crust.core import errors, volumes
 from crust.host.process import syscalls
@@ -77,12 +78,12 @@ def _walked(root: str, fd: int, gid: int) -> Generator[bool, None, bool]:
     return walk.has_met_again
 
 
+@dataclass(slots=True)
 class _Entered:
     """The directories that a walk has entered, by their inodes."""
 
-    def __init__(self) -> None:
-        self._pieces: dict[int, bytearray] = {}
-        self.is_complete = True
+    _pieces: dict[int, bytearray] = field(default_factory=dict)
+    is_complete: bool = True
 
     def add(self, inode: int) -> bool:
         """Note a directory; returns False if it was noted before."""
@@ -122,16 +123,19 @@ class _Level:
             self.fd = -1
 
 
+@dataclass(slots=True)
 class _Walk:
     """One walk over the tree of a filesystem of `size_bytes`."""
 
-    def __init__(self, root: str, gid: int, device: int, size_bytes: int) -> None:
-        self._root, self._gid, self._device, self._size_bytes = root, gid, device, size_bytes
-        self._began_ns = time.clock_gettime_ns(_CLOCK)
-        self._levels: list[_Level] = []
-        self._entered = _Entered()
-        self.has_met_again = False
-        """Whether a directory was met again that may have been moved meanwhile."""
+    _root: str
+    _gid: int
+    _device: int
+    _size_bytes: int
+    _began_ns: int = field(default_factory=lambda: time.clock_gettime_ns(_CLOCK))
+    _levels: list[_Level] = field(default_factory=list)
+    _entered: _Entered = field(default_factory=_Entered)
+    has_met_again: bool = False
+    """Whether a directory was met again that may have been moved meanwhile."""
 
     def visits(self, root: int) -> Generator[None, None, None]:
         """Depth first without recursion: a tree may be deeper than Python's stack. Raises as `steps`; `OSError`."""
