@@ -26,7 +26,6 @@ from crust.blockdriver.records.node_state import AttachSlots
 from crust.blockdriver.services.roles import Role
 from crust.blockdriver.settings import DEFAULT_POOL, LOCAL_ENGINES, DriverSettings
 from crust.core import errors, metrics, volumes
-from crust.core.settings.program import KubernetesAccess
 from crust.core.supervised import supervised
 from crust.host import start_questions
 from crust.host.files import durable, locks
@@ -217,16 +216,20 @@ async def keep_fencing(
 
 
 async def run_driver(settings: DriverSettings) -> None:
-    """Serve until cancelled. Raises the error of a failed start, after undoing the steps before it."""
+    """Serve until cancelled. Raises the error of a failed start, after undoing the steps before it:
+    `api.UnusableKubeconfig` and others.
+    """
     await check_host(settings)
     driver = driver_of(settings)
     serving = running(driver, socket=settings.socket, run_dir=settings.run_dir)
-    # in this order: a bad kubeconfig ends the start before the driver serves a call
-    async with (
-        _declared_gone(driver.name, settings.kubernetes) as nodes,
-        serving as daemon,
-        AsyncExitStack() as stack,
-    ):
+    async with AsyncExitStack() as stack:
+        nodes = None
+        if settings.kubernetes is not None:
+            # a bad kubeconfig ends the start before the driver serves a call
+            client = await workers.run(api.client, settings.kubernetes.kubeconfig)
+            stack.push_async_callback(client.close)
+            nodes = partial(out_of_service, client, driver.name)
+        daemon = await stack.enter_async_context(serving)
         if nodes is not None:
             fence = driver.stores.engine.fence
             assert fence is not None, "checked with the settings"
@@ -238,18 +241,3 @@ async def run_driver(settings: DriverSettings) -> None:
         if driver.role.has_node:
             await start_questions.report(start_questions.ON_NODE, daemon.health)
         await daemon.forever()
-
-
-@asynccontextmanager
-async def _declared_gone(
-    driver_name: str, access: KubernetesAccess | None
-) -> AsyncIterator[NodesGone | None]:
-    """The nodes that Kubernetes declares gone, with `access` to it. Raises `api.UnusableKubeconfig`."""
-    if access is None:
-        yield None
-        return
-    client = await workers.run(api.client, access.kubeconfig)
-    try:
-        yield partial(out_of_service, client, driver_name)
-    finally:
-        await client.close()

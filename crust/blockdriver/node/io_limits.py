@@ -100,7 +100,17 @@ class IoLimits:
             except errors.PeerUnavailable:
                 raise
             except errors.CrustError as err:
-                await self._give_back(changed, limits_before)
+                for earlier in changed:
+                    try:
+                        await self.guests.set_limits(earlier, limits_before)
+                    except errors.NotFound:
+                        continue  # it is not published any more
+                    except errors.CrustError as kept:
+                        what = f"the guest at {earlier.text} keeps limits that another guest has refused"
+                        # the change stays unfinished
+                        raise errors.PeerUnavailable.named(
+                            "LimitsNotRestored", what, why=str(kept)
+                        ) from kept
                 if isinstance(err, errors.NotFound):
                     raise errors.OperationPending.named(
                         "PublishInProgress",
@@ -109,19 +119,6 @@ class IoLimits:
                     ) from err
                 raise
             changed.append(target)
-
-    async def _give_back(
-        self, targets: Sequence[volumes.TargetPath], limits_before: volumes.IoLimits
-    ) -> None:
-        """Raises `PeerUnavailable` for a guest that keeps the new limits: the change stays unfinished."""
-        for target in targets:
-            try:
-                await self.guests.set_limits(target, limits_before)
-            except errors.NotFound:
-                continue  # it is not published any more
-            except errors.CrustError as err:
-                what = f"the guest at {target.text} keeps limits that another guest has refused"
-                raise errors.PeerUnavailable.named("LimitsNotRestored", what, why=str(err)) from err
 
     def recover(self) -> None:
         """Settle every attached volume; a failure is logged and does not stop the start.
