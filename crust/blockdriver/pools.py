@@ -58,8 +58,6 @@ _IDS = (
     "base_snapshot_id",
     "target_snapshot_id",
 )
-
-
 _VOLUMES = 500
 """The volumes of a pool that one look reads."""
 

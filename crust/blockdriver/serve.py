@@ -181,17 +181,14 @@ def _rbd(settings: DriverSettings) -> Engine:
     )
 
 
-NodesGone = Callable[[], Awaitable[frozenset[str]]]
-"""Returns the nodes that are gone for good now, by the driver's ids."""
-
-
 async def keep_fencing(
     fence: Fence,
-    declared: NodesGone,
+    declared: Callable[[], Awaitable[frozenset[str]]],
     volume_ids: Callable[[], Iterable[volumes.VolumeId]],
     period_s: float = FENCE_PERIOD_S,
 ) -> None:
-    """Cut the nodes that `declared` returns off from the volumes of `volume_ids`, and free their claims.
+    """Cut the nodes that `declared` returns, which are gone for good now, off from the volumes of `volume_ids`, and
+    free their claims.
 
     Until it is cancelled; `supervised` starts it again. No call triggers it: pods that wait for a claim go on by
     themselves. A node that only does not answer is never in the result of `declared`. Even so a pass leaves a

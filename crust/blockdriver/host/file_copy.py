@@ -60,9 +60,19 @@ def copy(
     with syscalls.translating(f"cannot copy {source} to {target}"):
         try:
             with (
-                _opened(source, least_bytes) as (source_fd, size_bytes),
+                syscalls.closing(
+                    os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+                ) as source_fd,
                 _created(temporary) as copy_fd,
             ):
+                status = os.fstat(source_fd)
+                size_bytes = status.st_size
+                if not stat.S_ISREG(status.st_mode) or size_bytes < least_bytes:
+                    raise errors.Corrupt.named(
+                        "SourceTooShort",
+                        f"{source} is not copied",
+                        why=f"it has {size_bytes} bytes and should have {least_bytes}",
+                    )
                 if not _clone(source_fd, copy_fd):
                     if at_once:
                         raise errors.NotReady.named(
@@ -82,20 +92,6 @@ def copy(
         finally:
             with suppress(FileNotFoundError):
                 os.unlink(temporary)
-
-
-@contextmanager
-def _opened(source: AnyPath, least_bytes: int) -> Iterator[tuple[int, int]]:
-    """A descriptor and the size of a file that has at least `least_bytes`."""
-    with syscalls.closing(os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)) as fd:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode) or status.st_size < least_bytes:
-            raise errors.Corrupt.named(
-                "SourceTooShort",
-                f"{source} is not copied",
-                why=f"it has {status.st_size} bytes and should have {least_bytes}",
-            )
-        yield fd, status.st_size
 
 
 def _clone(source: int, target: int) -> bool:
