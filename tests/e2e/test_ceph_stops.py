@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from crust.blockdriver.ceph import claim_object
-from crust.blockdriver.ceph.failures import CephMonitorsUnreachable
+from crust.blockdriver.ceph.binding import CephMonitorsUnreachable
 from crust.core import errors
 from examples.cluster import ceph_cluster
 from examples.cluster.ceph_cluster import POOL, CephCluster

@@ -48,7 +48,7 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class ImageCalls:
-    """The questions about one image. Each raises the errors of `claims` and `failures`."""
+    """The questions about one image. Each raises the errors of `claims` and `binding.translated`."""
 
     _image: volumes.NetworkImage
     _process: asyncio.subprocess.Process

@@ -21,8 +21,8 @@ from typing import Annotated
 import pydantic
 
 from crust.blockdriver import schema
-from crust.blockdriver.ceph import failures, omap
-from crust.blockdriver.ceph.binding import Ioctx, load
+from crust.blockdriver.ceph import omap
+from crust.blockdriver.ceph.binding import Ioctx, ignoring, load
 from crust.core import errors
 
 PREFIX = "crust.claim."
@@ -137,7 +137,7 @@ class Read:
 
 def read(ioctx: Ioctx, image: str) -> Read:
     """The claims on an image. Raises `UnreadableImageClaim`, and the binding's own errors."""
-    with failures.ignoring(errno.ENOENT):
+    with ignoring(errno.ENOENT):
         stored = omap.read_keys(ioctx, PREFIX + image, (_COOKIE, _CLAIMS))
         if set(stored) != {_COOKIE, _CLAIMS}:
             raise UnreadableImageClaim(image, f"it has the keys {sorted(stored)}")
@@ -168,7 +168,7 @@ def changed(ioctx: Ioctx, image: str, change: Callable[[Claims], Claims]) -> Cla
             cookie = secrets.token_hex(16).encode()
             stored = {_COOKIE: cookie, _CLAIMS: _STORED.dump_json(after)}
         expected = {_COOKIE: present.cookie} if present.cookie else None
-        with failures.ignoring(errno.ENOENT):  # another writer has removed it
+        with ignoring(errno.ENOENT):  # another writer has removed it
             if omap.swap(ioctx, PREFIX + image, expected, stored):
                 return after if stored else Claims()
     raise errors.NotReady.named(
@@ -186,7 +186,7 @@ def images(ioctx: Ioctx) -> tuple[str, ...]:
     claimed = []
     for image in load().images.list2(ioctx):
         name = str(image["name"])
-        with failures.ignoring(errno.ENOENT):
+        with ignoring(errno.ENOENT):
             ioctx.stat(PREFIX + name)
             claimed.append(name)
     return tuple(claimed)

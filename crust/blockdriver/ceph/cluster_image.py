@@ -13,9 +13,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from crust.blockdriver.ceph import controller_lock
-from crust.blockdriver.ceph.binding import Image, Ioctx, load
+from crust.blockdriver.ceph.binding import CephFailed, Image, Ioctx, load
 from crust.blockdriver.ceph.connection import Connection
-from crust.blockdriver.ceph.failures import CephFailed
 from crust.core import errors
 
 _CLIENT = 8

@@ -31,8 +31,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from crust.blockdriver.ceph import failures, omap
-from crust.blockdriver.ceph.binding import Ioctx
+from crust.blockdriver.ceph import omap
+from crust.blockdriver.ceph.binding import Ioctx, ignoring
 from crust.core import errors
 
 OBJECT = "crust.controller"
@@ -165,7 +165,7 @@ def unknown_clients(ioctx: Ioctx, look: Callable[[], frozenset[str]]) -> frozens
 
 def _present(ioctx: Ioctx) -> str:
     """The value of the lock; empty also if the pool or its lock was removed."""
-    with failures.ignoring(errno.ENOENT):
+    with ignoring(errno.ENOENT):
         return read(ioctx)
     return ""
 

@@ -32,10 +32,9 @@ from contextlib import suppress
 from dataclasses import replace
 
 from crust.blockdriver.ceph import claim_object, cluster_image, controller_lock
-from crust.blockdriver.ceph.binding import load
+from crust.blockdriver.ceph.binding import CephNotPermitted, load
 from crust.blockdriver.ceph.claim_object import Claims, Holder
 from crust.blockdriver.ceph.cluster_image import ClusterImage
-from crust.blockdriver.ceph.failures import CephNotPermitted
 from crust.core import errors
 
 WATCH_GONE_S = 40.0

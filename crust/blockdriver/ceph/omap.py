@@ -8,8 +8,7 @@ import errno
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from crust.blockdriver.ceph import binding, failures
-from crust.blockdriver.ceph.binding import Ioctx, WriteOp
+from crust.blockdriver.ceph.binding import Ioctx, WriteOp, ignoring, load
 
 _PAGE = 1000
 
@@ -45,7 +44,7 @@ def _found(
 
 def make(ioctx: Ioctx, name: str) -> None:
     """Make the object, if it is absent."""
-    idempotent = binding.load().rados.LIBRADOS_CREATE_IDEMPOTENT
+    idempotent = load().rados.LIBRADOS_CREATE_IDEMPOTENT
     _operate(ioctx, name, lambda op: op.new(idempotent))
 
 
@@ -63,7 +62,7 @@ def swap(
     """
 
     def change(op: WriteOp) -> None:
-        rados = binding.load().rados
+        rados = load().rados
         if before is None:
             op.new(rados.LIBRADOS_CREATE_EXCLUSIVE)
         for key, value in (before or {}).items():
@@ -78,7 +77,7 @@ def swap(
         if removed_keys:
             ioctx.remove_omap_keys(op, removed_keys)
 
-    with failures.ignoring(*(() if before == {} else (errno.ECANCELED, errno.EEXIST))):
+    with ignoring(*(() if before == {} else (errno.ECANCELED, errno.EEXIST))):
         _operate(ioctx, name, change)
         return True
     return False

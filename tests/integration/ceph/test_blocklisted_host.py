@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 import grpc
 import pytest
 
+from crust.blockdriver.ceph.binding import CephMonitorsUnreachable
 from crust.blockdriver.ceph.connection import Connection
-from crust.blockdriver.ceph.failures import CephMonitorsUnreachable
 from crust.blockdriver.ceph.user import CephUser
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.pool import RbdPool

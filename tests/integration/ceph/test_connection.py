@@ -9,12 +9,12 @@ import pytest
 
 from crust.blockdriver.ceph import binding
 from crust.blockdriver.ceph import connection as connection_module
-from crust.blockdriver.ceph.connection import Connection
-from crust.blockdriver.ceph.failures import (
+from crust.blockdriver.ceph.binding import (
     CephConnectionClosed,
     CephKeyRefused,
     CephMonitorsUnreachable,
 )
+from crust.blockdriver.ceph.connection import Connection
 from crust.blockdriver.ceph.user import CephUser
 from examples.cluster.ceph_cluster import POOL, CephCluster
 from tests.integration.ceph.conftest import QUICK

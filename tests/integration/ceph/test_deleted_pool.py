@@ -15,10 +15,10 @@ import rados
 import rbd
 
 from crust.blockdriver.ceph import attach, claim_object
+from crust.blockdriver.ceph.binding import CephMonitorsUnreachable, CephPoolMissing
 from crust.blockdriver.ceph.claim_object import Mode
 from crust.blockdriver.ceph.claims import Host
 from crust.blockdriver.ceph.connection import Connection
-from crust.blockdriver.ceph.failures import CephMonitorsUnreachable, CephPoolMissing
 from crust.blockdriver.ceph.user import CephUser
 from crust.blockdriver.engines.protocol import ImageMissing
 from crust.blockdriver.engines.rbd.node import access

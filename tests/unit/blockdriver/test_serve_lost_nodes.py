@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from crust.blockdriver.ceph.failures import CephMonitorsUnreachable
+from crust.blockdriver.ceph.binding import CephMonitorsUnreachable
 from crust.blockdriver.serve import keep_fencing
 from crust.cli.main import main
 from crust.core import metrics, volumes

@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
-from crust.blockdriver.ceph import binding, failures
-from crust.blockdriver.ceph.binding import Image, Ioctx
+from crust.blockdriver.ceph.binding import Image, Ioctx, ignoring, load
 from crust.blockdriver.ceph.cluster_image import ClusterImage
 from crust.blockdriver.ceph.connection import Connection
 from crust.blockdriver.engines.protocol import ImageMissing
@@ -60,7 +59,7 @@ class Place:
         with self.ioctx(error_text) as ioctx:
             try:
                 yield ioctx
-            except binding.load().rbd.ImageNotFound as err:
+            except load().rbd.ImageNotFound as err:
                 raise ImageMissing(volume_id) from err
 
     def image(
@@ -76,7 +75,7 @@ class Place:
 
         Raises `rbd.ImageNotFound`.
         """
-        opening = binding.load().rbd.Image
+        opening = load().rbd.Image
         image: Image = opening(ioctx, name, image_id=image_id, read_only=read_only)
         return image
 
@@ -103,11 +102,11 @@ class Place:
         return has_object(ioctx, f"rbd_id.{name}")
 
     def names(self, ioctx: Ioctx) -> list[str]:
-        return [str(image["name"]) for image in binding.load().images.list2(ioctx)]
+        return [str(image["name"]) for image in load().images.list2(ioctx)]
 
 
 def has_object(ioctx: Ioctx, name: str) -> bool:
-    with failures.ignoring(errno.ENOENT):
+    with ignoring(errno.ENOENT):
         ioctx.stat(name)
         return True
     return False

@@ -26,10 +26,9 @@ from typing import Annotated
 import pydantic
 
 from crust.blockdriver import schema
-from crust.blockdriver.ceph import binding, claim_object, controller_lock, failures, omap
-from crust.blockdriver.ceph.binding import Ioctx
+from crust.blockdriver.ceph import claim_object, controller_lock, omap
+from crust.blockdriver.ceph.binding import CephClientBlocklisted, Ioctx, ignoring, load
 from crust.blockdriver.ceph.controller_lock import ControllerLock
-from crust.blockdriver.ceph.failures import CephClientBlocklisted
 from crust.blockdriver.engines.pool_access import (
     POOL_ID,
     PoolAbsent,
@@ -192,7 +191,7 @@ class RbdPool:
     def _identity(self) -> _Identity | None:
         data = None
         error_text = f"cannot read the identity of {self.shown}"
-        with self._place.ioctx(error_text) as ioctx, failures.ignoring(errno.ENOENT):
+        with self._place.ioctx(error_text) as ioctx, ignoring(errno.ENOENT):
             data = omap.read_keys(ioctx, OBJECT, (_KEY,)).get(_KEY, b"")
         if data is None:
             return None
@@ -239,7 +238,7 @@ def _objects(image_id: str) -> list[str]:
 
 def _ids(ioctx: Ioctx, image: str) -> Iterator[str]:
     """The ids of the image and of the images with which it shares data; one of them may be in the trash."""
-    rbd = binding.load().rbd
+    rbd = load().rbd
     name = {"name": image}
     for _ in range(_MOST_ANCESTORS):
         with rbd.Image(ioctx, read_only=True, **name) as opened:

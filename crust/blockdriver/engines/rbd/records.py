@@ -25,9 +25,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from crust.blockdriver.ceph import binding, failures, omap
-from crust.blockdriver.ceph.binding import Ioctx
-from crust.blockdriver.ceph.failures import ignoring
+from crust.blockdriver.ceph import omap
+from crust.blockdriver.ceph.binding import Ioctx, errno_of, ignoring, load
 from crust.blockdriver.engines.pool_access import PoolAbsent, RecordChanged, RecordKind
 from crust.blockdriver.engines.rbd.place import Place
 from crust.core import volumes
@@ -190,8 +189,8 @@ def present(place: Place, name: str) -> Iterator[None]:
     """Raise `PoolAbsent` if the object of the pool is absent."""
     try:
         yield
-    except binding.load().failures as err:
-        if failures.errno_of(err) != errno.ENOENT:
+    except load().failures as err:
+        if errno_of(err) != errno.ENOENT:
             raise
         raise PoolAbsent(
             f"the records of {place.shown} are gone",

@@ -12,10 +12,10 @@ import rados
 import rbd
 
 from crust.blockdriver.ceph import claim_object, claims, fencing, omap
+from crust.blockdriver.ceph.binding import CephMonitorsUnreachable, CephNotPermitted
 from crust.blockdriver.ceph.claim_object import Mode
 from crust.blockdriver.ceph.claims import Host
 from crust.blockdriver.ceph.connection import Connection
-from crust.blockdriver.ceph.failures import CephMonitorsUnreachable, CephNotPermitted
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.provisioning.freeing import Freeing
 from crust.core.volumes import VolumeId

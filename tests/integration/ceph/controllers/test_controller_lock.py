@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from crust.blockdriver.ceph import binding, controller_lock
+from crust.blockdriver.ceph.binding import CephClientBlocklisted
 from crust.blockdriver.ceph.connection import Connection
 from crust.blockdriver.ceph.controller_lock import (
     PATIENCE_S,
@@ -17,7 +18,6 @@ from crust.blockdriver.ceph.controller_lock import (
     ControllerReplaced,
     ControllerStandsBy,
 )
-from crust.blockdriver.ceph.failures import CephClientBlocklisted
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.engines.rbd.provisioning.images import VolumeImages
 from crust.blockdriver.pool_watch import PoolWatch

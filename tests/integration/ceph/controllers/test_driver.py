@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from crust.blockdriver.ceph import omap
-from crust.blockdriver.ceph.failures import CephMonitorsUnreachable
+from crust.blockdriver.ceph.binding import CephMonitorsUnreachable
 from crust.blockdriver.ceph.user import Timeouts
 from crust.blockdriver.controller.create_volume import Create
 from crust.blockdriver.driver import Driver

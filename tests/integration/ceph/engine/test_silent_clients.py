@@ -9,8 +9,8 @@ import pytest
 import rbd
 
 from crust.blockdriver.ceph import controller_lock
+from crust.blockdriver.ceph.binding import CephImageBusy
 from crust.blockdriver.ceph.connection import EXPIRY_S
-from crust.blockdriver.ceph.failures import CephImageBusy
 from crust.blockdriver.engines.rbd.provisioning import copies, image_use
 from crust.blockdriver.engines.rbd.provisioning.engine import RbdProvisioning
 from crust.blockdriver.engines.rbd.provisioning.image_use import RbdClientSilent

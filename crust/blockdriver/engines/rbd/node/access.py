@@ -19,10 +19,9 @@ from dataclasses import replace
 import pydantic
 
 from crust.blockdriver.ceph import claim_object, claims
-from crust.blockdriver.ceph.binding import Ioctx
+from crust.blockdriver.ceph.binding import CephKeyRefused, CephNotPermitted, CephPoolMissing, Ioctx
 from crust.blockdriver.ceph.claim_object import Mode
 from crust.blockdriver.ceph.claims import HostClaim
-from crust.blockdriver.ceph.failures import CephKeyRefused, CephNotPermitted, CephPoolMissing
 from crust.blockdriver.engines.pool_access import (
     READ_WRITE,
     Access,

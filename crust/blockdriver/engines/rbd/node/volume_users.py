@@ -18,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from crust.blockdriver.ceph import binding
+from crust.blockdriver.ceph.binding import load
 from crust.blockdriver.ceph.connection import Connection
 from crust.blockdriver.ceph.user import CephUser
 from crust.blockdriver.engines.pool_access import PoolIds
@@ -65,7 +65,7 @@ class VolumeUsers(Users):
 
         Raises `MonitorsInvalid`, `CephBindingMissing`: the start fails, and not the first volume.
         """
-        binding.load()
+        load()
         CephUser(monitors, "", "")
         self._monitors = monitors
         self._noted = noted
@@ -109,8 +109,8 @@ class VolumeUsers(Users):
             self._connections[name] = connection
             unused = self._note(volume_id, name)
             idle = tuple(self._connections.values())[:-MOST_OPEN]
-        _close(replaced)
-        _close(unused)
+        for old in filter(None, (replaced, unused)):
+            old.close()
         for other in idle:
             other.rest()
 
@@ -125,7 +125,8 @@ class VolumeUsers(Users):
         """Forget the volume's user, unless another volume has it."""
         with self._guard:
             unused = self._left(self._user_of.pop(volume_id, ""))
-        _close(unused)
+        if unused is not None:
+            unused.close()
 
     @property
     def ids(self) -> PoolIds:
@@ -163,7 +164,8 @@ class VolumeUsers(Users):
             if connection is None or connection.ceph_user != user:
                 return False
             unused = self._note(volume_id, user.user)
-        _close(unused)
+        if unused is not None:
+            unused.close()
         return True
 
     def _note(self, volume_id: volumes.VolumeId, name: str) -> Connection | None:
@@ -176,8 +178,3 @@ class VolumeUsers(Users):
     def _left(self, name: str) -> Connection | None:
         """Forget the user and return its connection, if no volume has that user now."""
         return None if name in self._user_of.values() else self._connections.pop(name, None)
-
-
-def _close(connection: Connection | None) -> None:
-    if connection is not None:
-        connection.close()

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar
 
-from crust.blockdriver.ceph import binding, omap
-from crust.blockdriver.ceph.failures import CephConnectionClosed, ignoring
+from crust.blockdriver.ceph import omap
+from crust.blockdriver.ceph.binding import CephConnectionClosed, ignoring, load
 from crust.blockdriver.engines.pool_access import pool_of
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.provisioning import copies, image_use, images, librbd_objects
@@ -108,7 +108,7 @@ class BackgroundWork(Looks):
         """Do all present work. Raises the first error, after a try of the rest."""
         failed: list[errors.CrustError] = []
         with self._place.ioctx(f"cannot list the trash of {self._place.shown}") as ioctx:
-            entries = binding.load().images.trash_list(ioctx)
+            entries = load().images.trash_list(ioctx)
             trash = [(str(entry["id"]), str(entry["name"])) for entry in entries]
         work: list[tuple[str, Callable[[], None]]] = [
             (f"removing the image {image_id} from the trash", partial(self._remove, image_id, name))
@@ -143,10 +143,10 @@ class BackgroundWork(Looks):
             ignoring(errno.ENOTEMPTY, errno.EBUSY, errno.ENOENT, errno.EPERM),
         ):
             with ignoring(errno.EUCLEAN):
-                binding.load().images.trash_remove(ioctx, image_id, force=False)
+                load().images.trash_remove(ioctx, image_id, force=False)
                 return
             if librbd_objects.note_arrived(ioctx, image_id, name):
-                binding.load().images.trash_remove(ioctx, image_id, force=False)
+                load().images.trash_remove(ioctx, image_id, force=False)
 
     def _flatten(self, name: str, value: bytes) -> None:
         object_map = images.features(images.OBJECT_MAP)

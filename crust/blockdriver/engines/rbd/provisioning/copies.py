@@ -17,9 +17,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from crust.blockdriver.ceph import binding, omap
-from crust.blockdriver.ceph.binding import Ioctx
-from crust.blockdriver.ceph.failures import ignoring
+from crust.blockdriver.ceph import omap
+from crust.blockdriver.ceph.binding import Ioctx, ignoring, load
 from crust.blockdriver.engines.pool_access import RecordKind
 from crust.blockdriver.engines.protocol import ForeignImage
 from crust.blockdriver.engines.protocol import Image as Snapshot
@@ -51,7 +50,7 @@ class NewRbdVolume:
             self.snapshots.place.ioctx(f"cannot create the image of {self.volume_id}") as ioctx,
             self._finished(ioctx, size_bytes),
         ):
-            binding.load().images.create(
+            load().images.create(
                 ioctx, self.volume_id, size_bytes, old_format=False, features=features()
             )
 
@@ -99,7 +98,7 @@ class NewRbdVolume:
         librbd_objects.forget_removed(ioctx, self.volume_id)
         try:
             yield
-        except binding.load().rbd.ImageExists as err:
+        except load().rbd.ImageExists as err:
             raise ForeignImage(self.volume_id, self.snapshots.place.shown, "created") from err
         with self.snapshots.place.image(ioctx, self.volume_id, read_only=False) as image:
             enlarge(image, size_bytes)
@@ -117,9 +116,7 @@ class NewRbdVolume:
         if depth_of_clone > SOFT_DEPTH:
             put_flatten(ioctx, self.volume_id)
         with self._finished(ioctx, size_bytes):
-            binding.load().images.clone(
-                ioctx, source, snapshot, ioctx, self.volume_id, features=features()
-            )
+            load().images.clone(ioctx, source, snapshot, ioctx, self.volume_id, features=features())
 
 
 def clear(snapshots: RbdSnapshots, volume_id: volumes.VolumeId, source: str) -> None:

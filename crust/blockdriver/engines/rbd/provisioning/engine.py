@@ -11,7 +11,7 @@ older than the image, restored from a backup. If a removal finds a client of the
 it puts the record back.
 
 Every call blocks for as long as the cluster takes (`crust.blockdriver.ceph.user.Timeouts`), and raises the errors of
-`crust.blockdriver.ceph.failures` beside its own.
+`crust.blockdriver.ceph.binding` beside its own.
 """
 
 import errno
@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from crust.blockdriver.ceph.failures import ignoring
+from crust.blockdriver.ceph.binding import ignoring
 from crust.blockdriver.engines.protocol import (
     MODES,
     ForeignImage,

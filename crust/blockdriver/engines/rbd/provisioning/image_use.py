@@ -30,11 +30,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from crust.blockdriver.ceph import binding, claim_object, claims, fencing
-from crust.blockdriver.ceph.binding import Image, Ioctx
+from crust.blockdriver.ceph import claim_object, claims, fencing
+from crust.blockdriver.ceph.binding import Image, Ioctx, ignoring, load
 from crust.blockdriver.ceph.claim_object import Claims, Holder
 from crust.blockdriver.ceph.cluster_image import lockers, watchers
-from crust.blockdriver.ceph.failures import ignoring
 from crust.blockdriver.engines.protocol import StillAttached
 from crust.blockdriver.engines.rbd.place import Place
 from crust.core import errors
@@ -58,17 +57,6 @@ class RbdClientSilent(errors.NotReady):
             why=f"a client that has it open does not answer: {', '.join(addresses) or 'unknown'}; it would be "
             "treated as dead",
         )
-
-
-@dataclass(frozen=True, slots=True)
-class ClientsSeen:
-    """The clients that had an image open and answered, and the time."""
-
-    image: str
-    header: str
-    """The object that they watch."""
-    clients: tuple[str, ...]
-    at_s: float
 
 
 def now_s() -> float:
@@ -129,9 +117,9 @@ def forget_deletion(ioctx: Ioctx, name: str) -> None:
     claim_object.changed(ioctx, name, without)
 
 
-def check_answers(place: Place, ioctx: Ioctx, name: str) -> ClientsSeen:
+def check_answers(place: Place, ioctx: Ioctx, name: str) -> "ClientsSeen":
     """Raise `RbdClientSilent` if a change would break the lock of a client; returns the clients that answered."""
-    at_s = now_s()
+    answered_s = now_s()
     with place.image(ioctx, name) as image:
         clients, header = tuple(sorted(watchers(image))), f"rbd_header.{image.id()}"
         owners = lockers(image)
@@ -140,14 +128,14 @@ def check_answers(place: Place, ioctx: Ioctx, name: str) -> ClientsSeen:
     absent = tuple(sorted(owners.difference(clients)))
     if absent and claim_object.read(ioctx, name).claims.holders:
         raise RbdClientSilent(name, absent)
-    return ClientsSeen(name, header, clients, at_s)
+    return ClientsSeen(ioctx, name, header, clients, answered_s)
 
 
 def answer(ioctx: Ioctx, header: str) -> bool:
     """Whether all clients acknowledge a notification, which tells them that the header may have changed."""
     try:
         return bool(ioctx.notify(header, "", _ANSWERS_WITHIN_MS))
-    except binding.load().rados.TimedOut:
+    except load().rados.TimedOut:
         return False
 
 
@@ -159,26 +147,28 @@ def changing(place: Place, ioctx: Ioctx, name: str) -> Iterator[Image]:
     """
     seen = check_answers(place, ioctx, name)
     with place.connection.endable() as end:
-        watch = _Watch(seen, ioctx, end, seen.at_s)
         try:
-            with watch.kept(), place.image(ioctx, name, read_only=False) as image:
+            with seen.kept(end), place.image(ioctx, name, read_only=False) as image:
                 yield image
-        except (*binding.load().failures, errors.CrustError) as err:
-            if watch.is_ended:
+        except (*load().failures, errors.CrustError) as err:
+            if seen.is_ended:
                 raise RbdClientSilent(name, seen.clients) from err
             raise
-    if not watch.is_kept and seen.clients:
+    if not seen.is_kept and seen.clients:
         raise RbdClientSilent(name, seen.clients)
 
 
 @dataclass(slots=True)
-class _Watch:
-    """Asks the clients on a thread of its own, and ends the change when one is silent."""
+class ClientsSeen:
+    """The clients that had an image open and answered. `kept` asks them on a thread of its own during a change, and
+    ends the change when one is silent.
+    """
 
-    seen: ClientsSeen
     ioctx: Ioctx
-    end: Callable[[], str]
-    """Ends the change by blocklisting its client; returns the client's address."""
+    image: str
+    header: str
+    """The object that they watch."""
+    clients: tuple[str, ...]
     answered_s: float
     is_ended: bool = False
     is_kept: bool = True
@@ -186,8 +176,9 @@ class _Watch:
     _done: threading.Event = field(default_factory=threading.Event)
 
     @contextmanager
-    def kept(self) -> Iterator[None]:
-        thread = threading.Thread(target=self._run, name="rbd-change", daemon=True)
+    def kept(self, end: Callable[[], str]) -> Iterator[None]:
+        """`end` ends the change by blocklisting its client; it returns the client's address."""
+        thread = threading.Thread(target=self._run, args=(end,), name="rbd-change", daemon=True)
         thread.start()
         try:
             yield
@@ -196,13 +187,13 @@ class _Watch:
             thread.join()
             self.is_kept &= now_s() - self.answered_s <= KEPT_S
 
-    def _run(self) -> None:
+    def _run(self, end: Callable[[], str]) -> None:
         wait_s = ASK_EVERY_S
         while not self.is_ended and not self._done.wait(wait_s):
             at_s = now_s()
             try:
-                is_answered = answer(self.ioctx, self.seen.header)
-            except binding.load().failures:
+                is_answered = answer(self.ioctx, self.header)
+            except load().failures:
                 is_answered = False
             if is_answered:
                 self.is_kept &= at_s - self.answered_s <= KEPT_S
@@ -211,9 +202,9 @@ class _Watch:
             wait_s = _AGAIN_S
             if now_s() - self.answered_s < SILENT_S:
                 continue
-            extra: dict[str, object] = {"image": self.seen.image, "clients": self.seen.clients}
+            extra: dict[str, object] = {"image": self.image, "clients": self.clients}
             try:
-                extra["client"] = self.end()
+                extra["client"] = end()
             except errors.CrustError as err:
                 text = "a client fell silent while its image was changed, and the change could not be ended yet"
                 _log.warning(text, extra={**extra, "error": err})

@@ -18,9 +18,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from crust.blockdriver.ceph import binding
-from crust.blockdriver.ceph.binding import Image, Ioctx
-from crust.blockdriver.ceph.failures import ignoring
+from crust.blockdriver.ceph.binding import Image, Ioctx, ignoring, load
 from crust.blockdriver.engines.pool_access import RecordKind
 from crust.blockdriver.engines.protocol import ForeignImage, ImageMissing
 from crust.blockdriver.engines.rbd.place import Place
@@ -97,13 +95,13 @@ class VolumeImages:
                     if librbd_objects.finish_renaming(ioctx, image_id, volume_id, aside):
                         self.drop_deleted(ioctx, aside)
                     elif kept:
-                        binding.load().images.rename(ioctx, volume_id, aside)
+                        load().images.rename(ioctx, volume_id, aside)
                     else:
-                        binding.load().images.trash_move(ioctx, volume_id, self.trash_keep_s)
-            except binding.load().rbd.ImageNotFound:
+                        load().images.trash_move(ioctx, volume_id, self.trash_keep_s)
+            except load().rbd.ImageNotFound:
                 # an id without a header: a create was killed within librbd
                 with ignoring(errno.ENOENT):
-                    binding.load().images.remove(ioctx, volume_id)
+                    load().images.remove(ioctx, volume_id)
 
     def check_own(self, ioctx: Ioctx, volume_id: str) -> None:
         """Raise `ForeignImage` if another program may have data in the image."""
@@ -121,7 +119,7 @@ class VolumeImages:
             with self.place.image(ioctx, name) as image:
                 kept = user_snapshots(image)
             if not kept:
-                binding.load().images.trash_move(ioctx, name, self.trash_keep_s)
+                load().images.trash_move(ioctx, name, self.trash_keep_s)
 
     def all_of(self, ioctx: Ioctx, volume_id: str) -> list[str]:
         """The image of the volume, and images of deleted volumes of that id whose snapshots exist."""
@@ -191,7 +189,7 @@ def enlarge(image: Image, size_bytes: int) -> None:
 
 
 def features(names: tuple[str, ...] = FEATURES) -> int:
-    rbd = binding.load().rbd
+    rbd = load().rbd
     return sum(int(getattr(rbd, f"RBD_FEATURE_{name}")) for name in names)
 
 
@@ -211,7 +209,7 @@ def parent(image: Image) -> str:
     """The name of the image's parent; empty if the image is no clone."""
     try:
         return str(image.get_parent_image_spec()["image_name"])
-    except binding.load().rbd.ImageNotFound:
+    except load().rbd.ImageNotFound:
         return ""
 
 
@@ -281,7 +279,7 @@ class Snap:
 
 def snaps(image: Image) -> list[Snap]:
     """All snapshots by age, also the deleted ones that clones still read."""
-    kind = binding.load().rbd.RBD_SNAP_NAMESPACE_TYPE_USER
+    kind = load().rbd.RBD_SNAP_NAMESPACE_TYPE_USER
     found = (
         Snap(int(snap["id"]), str(snap["name"]), snap["namespace"] == kind)
         for snap in image.list_snaps()
@@ -307,6 +305,6 @@ def hidden(image: Image, snapshot: str) -> list[int]:
 
     librbd hides a snapshot first, and then removes it: a killed client leaves a hidden snapshot without clones.
     """
-    kind = binding.load().rbd.RBD_SNAP_NAMESPACE_TYPE_TRASH
+    kind = load().rbd.RBD_SNAP_NAMESPACE_TYPE_TRASH
     snaps = (snap for snap in image.list_snaps() if snap["namespace"] == kind)
     return [int(snap["id"]) for snap in snaps if snap["trash"]["original_name"] == snapshot]

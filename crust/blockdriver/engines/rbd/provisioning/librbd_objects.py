@@ -26,9 +26,8 @@ import struct
 from dataclasses import dataclass
 
 from crust.blockdriver.ceph import omap
-from crust.blockdriver.ceph.binding import Ioctx
+from crust.blockdriver.ceph.binding import Ioctx, ignoring
 from crust.blockdriver.ceph.cluster_image import encoded
-from crust.blockdriver.ceph.failures import ignoring
 from crust.blockdriver.engines.rbd.place import has_object
 from crust.core import errors
 

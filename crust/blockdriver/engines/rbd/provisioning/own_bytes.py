@@ -21,8 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
-from crust.blockdriver.ceph import binding
-from crust.blockdriver.ceph.binding import Image, Ioctx
+from crust.blockdriver.ceph.binding import Image, Ioctx, load
 from crust.blockdriver.engines.rbd.provisioning import images, librbd_objects
 from crust.blockdriver.engines.rbd.provisioning.background import Looks
 from crust.blockdriver.engines.rbd.provisioning.snapshot_bytes import (
@@ -110,7 +109,7 @@ class OwnBytes(Looks):
     def _held(self, image_id: str, volume_id: str) -> "Held":
         with (
             self._place.ioctx(f"cannot count the bytes of the image {image_id}") as ioctx,
-            suppress(binding.load().rbd.ImageNotFound),
+            suppress(load().rbd.ImageNotFound),
         ):
             if volume_id or librbd_objects.has_snapshots(ioctx, image_id):
                 with self._place.image(ioctx, image_id=image_id) as image:

@@ -21,9 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from crust.blockdriver.ceph import binding
-from crust.blockdriver.ceph.binding import Image, Ioctx
-from crust.blockdriver.ceph.failures import ignoring
+from crust.blockdriver.ceph.binding import Image, Ioctx, ignoring, load
 from crust.blockdriver.engines.pool_access import set_of
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.provisioning import images, librbd_objects
@@ -123,7 +121,7 @@ class SnapshotBytes:
         with self._guard:
             found = dict.fromkeys(self._bytes_of, "")
         with self._place.ioctx(f"cannot list {self._place.shown}") as ioctx:
-            images = binding.load().images
+            images = load().images
             for image in (*images.list2(ioctx), *images.trash_list(ioctx)):
                 found[str(image["id"])] = str(image["name"])
         return found

@@ -16,9 +16,7 @@ import errno
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from crust.blockdriver.ceph import binding
-from crust.blockdriver.ceph.binding import Image, Ioctx
-from crust.blockdriver.ceph.failures import CephImageBusy, ignoring
+from crust.blockdriver.ceph.binding import CephImageBusy, Image, Ioctx, ignoring, load
 from crust.blockdriver.engines.pool_access import RecordKind, set_of
 from crust.blockdriver.engines.protocol import Image as Snapshot
 from crust.blockdriver.engines.protocol import NoChangeTracking, SnapshotMissing
@@ -135,7 +133,7 @@ class NewRbdSnapshotSet:
                     self.snapshots.snapshot_bytes.taken(self.set_id, opened.id())
                     self.snapshots.remove_from(opened, image.snapshot_id)
                     opened.create_snap(image.snapshot_id)
-            except binding.load().rbd.ImageExists as err:
+            except load().rbd.ImageExists as err:
                 # the client that has the image open must make it, and does not know yet that it was removed
                 raise CephImageBusy(error_text, errno.EEXIST) from err
 

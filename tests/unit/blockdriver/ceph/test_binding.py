@@ -5,13 +5,13 @@ from typing import get_args
 
 import pytest
 
-from crust.blockdriver.ceph import failures
-from crust.blockdriver.ceph.failures import Step
+from crust.blockdriver.ceph import binding
+from crust.blockdriver.ceph.binding import Step
 from crust.core import errors
 
 
 def _translated(number: int, step: Step) -> errors.CrustError:
-    return failures.translated(
+    return binding.translated(
         number, "cannot do it", step=step, user="u", monitors="v2:a:1", pool="p"
     )
 
@@ -31,7 +31,7 @@ def test_error_that_a_retry_may_not_get_is_unavailable(name: str, step: Step) ->
 @pytest.mark.parametrize("number", [errno.EIO, errno.EINVAL, errno.EDOM, errno.ENOENT, 0, 99999])
 def test_anything_else_is_a_failure_with_its_number(number: int) -> None:
     error = _translated(number, "data")
-    assert isinstance(error, failures.CephFailed)
+    assert isinstance(error, binding.CephFailed)
     assert str(number) in str(error)
 
 
