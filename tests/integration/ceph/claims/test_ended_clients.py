@@ -17,7 +17,7 @@ from crust.blockdriver.ceph.claim_object import Mode
 from crust.blockdriver.ceph.claims import Host
 from crust.blockdriver.ceph.connection import Connection
 from crust.blockdriver.engines.rbd.place import Place
-from crust.blockdriver.engines.rbd.provisioning.freeing import Freeing
+from crust.blockdriver.engines.rbd.provisioning.background import Freeing
 from crust.core.volumes import VolumeId
 from crust.kubernetes_api.volumes_in_use import TAINT
 from examples.cluster.ceph_cluster import POOL, CephCluster

@@ -1,11 +1,18 @@
-"""Work that takes the time of the data, on a thread of its own: empty the trash, flatten deep clones.
+"""Work beside the calls, on a thread of its own for each kind: empty the trash, flatten deep clones; free images.
 
-The lists of work are in the pool (RBD's trash, `crust.work`), so it goes on after a kill. The next look tries a busy
-image again, and a failed piece of work, which does not stop the others.
+Emptying and flattening take the time of the data. The lists of work are in the pool (RBD's trash, `crust.work`), so
+it goes on after a kill. The next look tries a busy image again, and a failed piece of work, which does not stop the
+others.
 
 It waits for no other change of a volume (`Place.turn`). Images leave the trash by their ids, which no other image
 ever has, and flattening does not change the image's data; a piece of work that was put again meanwhile has another
 value, so it is not removed with the first.
+
+A node seldom has the right to blocklist, and a waiting pod has none. So the controller frees images of clients that
+ended without closing them, and of nodes that are gone: a thread reads the claims of each image, and cuts the ended
+ones off (`crust.blockdriver.ceph.fencing`). After a look it pauses ten times as long, and a second at least. It cuts
+off nodes that were declared gone as `crust ceph fence` without `--even-if-connected`. A claim that cannot be freed
+now does not stop the others.
 
 A stop waits for the running piece of work, but not for the time of the data: undone work is in the lists, and half
 done work begins again, at the next start or by the next controller.
@@ -15,18 +22,18 @@ import errno
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar
 
-from crust.blockdriver.ceph import omap
+from crust.blockdriver.ceph import claim_object, fencing, omap
 from crust.blockdriver.ceph.binding import CephConnectionClosed, ignoring, load
 from crust.blockdriver.engines.pool_access import pool_of
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.provisioning import copies, image_use, images, librbd_objects
 from crust.blockdriver.engines.rbd.provisioning.copies import FLATTEN, WORK
-from crust.core import errors
+from crust.core import errors, metrics, volumes
 
 STOP_S = 10.0
 """A stop has 30 s in all, by Kubernetes' default."""
@@ -176,3 +183,76 @@ class BackgroundWork(Looks):
             key = FLATTEN + name
             # unless the name is another image's now, or it is put again
             omap.swap(ioctx, WORK, {key: value.decode()}, {key: None})
+
+
+@dataclass(eq=False)
+class Freeing(Looks):
+    """Frees the images of `place`, as a user that may blocklist."""
+
+    name = "rbd-freeing"
+    least_pause_s = 1.0
+    pause_factor = 10
+    """Looks cost a tenth of a thread's time at most."""
+
+    _told: set[str] = field(default_factory=set, init=False)
+    """Images that could not be freed and are in the log."""
+
+    def look(self, ends: threading.Event | None = None) -> None:
+        """Free every image whose holders have ended. Raises the errors of the list of images."""
+        with self._place.ioctx(f"cannot list {self._place.shown}") as ioctx:
+            names = claim_object.images(ioctx)
+        self._told &= set(names)
+        for name in names:
+            if ends is not None and ends.is_set():
+                return
+            extra: dict[str, object] = {"image": name}
+            try:
+                with self._place.ioctx(f"cannot free the image {name}") as ioctx:
+                    has_ended = bool(claim_object.read(ioctx, name).claims.ended)
+                    if has_ended:
+                        extra["clients"] = fencing.cut_off(self._place.claimed(ioctx, name))
+                self._told.discard(name)
+            except errors.PeerUnavailable:
+                raise
+            except errors.CrustError as err:
+                if name not in self._told:
+                    text = "an image whose client has ended is not free yet"
+                    _log.warning(text, extra={**extra, "error": err})
+                self._told.add(name)
+                continue
+            if has_ended:
+                text = "clients that ended without closing an image are cut off"
+                _log.warning(text, extra=extra)
+
+    def fence(
+        self, volume_ids: Iterable[volumes.VolumeId], nodes: frozenset[str]
+    ) -> frozenset[str]:
+        """Cut these nodes off from these volumes; returns the nodes whose claims are left.
+
+        A node that cannot be cut off now, such as one with a connected client, does not stop the others. Raises
+        `errors.PeerUnavailable` as soon as the cluster does not answer.
+        """
+        still_claimed = set[str]()
+        for volume_id in volume_ids:
+            with self._place.ioctx(f"cannot read the claims on {volume_id}") as ioctx:
+                try:
+                    claims = claim_object.read(ioctx, volume_id).claims
+                except claim_object.UnreadableImageClaim as err:
+                    _log.warning("the claims on an image are not looked at", extra={"error": err})
+                    continue
+            for node in sorted(claims.nodes & nodes):
+                extra: dict[str, object] = {"volume": volume_id, "node": node}
+                try:
+                    with self._place.ioctx(f"cannot cut {node} off from {volume_id}") as ioctx:
+                        cut = fencing.fence(self._place.claimed(ioctx, volume_id), node)
+                except errors.PeerUnavailable:
+                    raise
+                except errors.CrustError as err:
+                    still_claimed.add(node)
+                    text = "an image of a node that is gone is not free yet"
+                    _log.warning(text, extra={**extra, "error": err})
+                    continue
+                metrics.claims_fenced.inc()
+                extra["addresses"] = cut
+                _log.warning("a node that is gone was cut off from an image", extra=extra)
+        return frozenset(still_claimed)

@@ -34,9 +34,8 @@ from crust.blockdriver.engines.protocol import (
 )
 from crust.blockdriver.engines.rbd.pool import OBJECT
 from crust.blockdriver.engines.rbd.provisioning import copies, image_use, snapshots
-from crust.blockdriver.engines.rbd.provisioning.background import BackgroundWork
+from crust.blockdriver.engines.rbd.provisioning.background import BackgroundWork, Freeing
 from crust.blockdriver.engines.rbd.provisioning.copies import NewRbdVolume
-from crust.blockdriver.engines.rbd.provisioning.freeing import Freeing
 from crust.blockdriver.engines.rbd.provisioning.images import snaps
 from crust.blockdriver.engines.rbd.provisioning.own_bytes import OwnBytes
 from crust.blockdriver.engines.rbd.provisioning.snapshot_bytes import SnapshotBytes, added_bytes
