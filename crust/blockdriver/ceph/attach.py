@@ -16,7 +16,6 @@ import json
 import os
 import sys
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -95,7 +94,7 @@ class ImageCalls:
         raise error
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def asking(
     key: Key, *, timeouts: Timeouts | None = None, timeout_s: float = 30.0
 ) -> AsyncIterator[ImageCalls]:
@@ -174,7 +173,7 @@ class _Answers:
         with self._there() as image:
             claims.give_back(image, holder_id)
 
-    def _there(self) -> AbstractContextManager[cluster_image.ClusterImage]:
+    def _there(self) -> contextlib.AbstractContextManager[cluster_image.ClusterImage]:
         image = self._image
         error_text = f"cannot use the image {image}"
         return cluster_image.reached(

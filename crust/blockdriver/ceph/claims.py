@@ -240,11 +240,12 @@ def give_back(image: ClusterImage, holder_id: str) -> None:
 
 def _ended(image: ClusterImage, has_ended: Callable[[Holder], bool]) -> None:
     """End claims, and cut off clients that have not closed the image; without that right the controller does it."""
-
-    def without(claims: Claims) -> Claims:
-        return end(claims, tuple(holder for holder in claims.holders if has_ended(holder)), image)
-
-    if changed(image.ioctx, image.name, without).ended:
+    after = changed(
+        image.ioctx,
+        image.name,
+        lambda claims: end(claims, tuple(filter(has_ended, claims.holders)), image),
+    )
+    if after.ended:
         with suppress(ImageNotCutOff):
             cut_off(image)
 

@@ -22,19 +22,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-from crust.blockdriver.ceph.binding import (
-    UNANSWERED,
-    Binding,
-    CephClientBlocklisted,
-    CephConnectionClosed,
-    CephMonitorsUnreachable,
-    Ioctx,
-    Rados,
-    Step,
-    errno_of,
-    load,
-    translated,
-)
+from crust.blockdriver.ceph import binding
 from crust.blockdriver.ceph.controller_lock import ControllerLock
 from crust.blockdriver.ceph.user import USUAL, CephUser, Timeouts
 from crust.core import errors
@@ -50,8 +38,8 @@ CLOSE_S = 20.0
 
 @dataclass(slots=True)
 class _Client:
-    cluster: Rados
-    pools: dict[tuple[int, str], Ioctx] = field(default_factory=dict)
+    cluster: binding.Rados
+    pools: dict[tuple[int, str], binding.Ioctx] = field(default_factory=dict)
     """By number and namespace: a new pool of the same name has another number."""
     calls: int = 0
     is_blocklisted: bool = False
@@ -69,7 +57,7 @@ class Connection:
     _timeouts: Timeouts = USUAL
     controller_lock: ControllerLock | None = field(default=None, init=False)
     """A controller's lock, which admits each new client."""
-    _binding: Binding = field(default_factory=load, init=False)
+    _binding: binding.Binding = field(default_factory=binding.load, init=False)
     _guard: threading.Condition = field(default_factory=threading.Condition, init=False)
     _opening: threading.Lock = field(default_factory=threading.Lock, init=False)
     _client: _Client | None = field(default=None, init=False)
@@ -80,7 +68,7 @@ class Connection:
     _pid: int = field(default_factory=os.getpid, init=False)
 
     @contextmanager
-    def cluster(self, error_text: str) -> Iterator[Rados]:
+    def cluster(self, error_text: str) -> Iterator[binding.Rados]:
         """The cluster, for a call inside the block. `error_text`, "cannot …", begins the error's text.
 
         Raises `CephMonitorsUnreachable`, `CephKeyRefused`, `CephConnectionClosed`, `CephClientBlocklisted`, and the
@@ -90,7 +78,7 @@ class Connection:
             yield client.cluster
 
     @contextmanager
-    def pool(self, pool: str, namespace: str, error_text: str) -> Iterator[Ioctx]:
+    def pool(self, pool: str, namespace: str, error_text: str) -> Iterator[binding.Ioctx]:
         """A pool's namespace, for calls that begin and end inside the block; images are closed in it.
 
         Raises `CephPoolMissing`, CephNotAnswering and others as `cluster`. A namespace that does not exist is no
@@ -135,7 +123,7 @@ class Connection:
                 address = client.cluster.get_addrs()
                 self._blocklist(client, (address,))
             except self._binding.failures as err:
-                raise self._translated(errno_of(err), _CANNOT_END, "monitors") from err
+                raise self._translated(binding.errno_of(err), _CANNOT_END, "monitors") from err
             client.is_blocklisted = True
             return address
 
@@ -174,7 +162,7 @@ class Connection:
         try:
             failure = outcome.get(timeout=self._timeouts.monitors_s)
         except queue.Empty:
-            raise CephMonitorsUnreachable(self.ceph_user.monitors) from None
+            raise binding.CephMonitorsUnreachable(self.ceph_user.monitors) from None
         if failure is not None:
             raise failure
 
@@ -229,7 +217,7 @@ class Connection:
             self._is_closed = False
 
     @contextmanager
-    def _used(self, error_text: str, step: Step) -> Iterator[_Client]:
+    def _used(self, error_text: str, step: binding.Step) -> Iterator[_Client]:
         client = self._taken(error_text)
         try:
             yield client
@@ -239,19 +227,19 @@ class Connection:
             self._given_back(client)
 
     def _failed(
-        self, client: _Client, failure: BaseException, error_text: str, step: Step
+        self, client: _Client, failure: BaseException, error_text: str, step: binding.Step
     ) -> errors.CrustError:
         """The error for a failed call, after a note of its meaning for the client."""
-        number = errno_of(failure)
+        number = binding.errno_of(failure)
         if number == errno.ESHUTDOWN:
             client.is_blocklisted = True
-            return CephClientBlocklisted(self.ceph_user.user, client.cluster.get_addrs())
-        client.is_in_doubt |= number in UNANSWERED
+            return binding.CephClientBlocklisted(self.ceph_user.user, client.cluster.get_addrs())
+        client.is_in_doubt |= number in binding.UNANSWERED
         return self._translated(number, error_text, step)
 
     def _taken(self, error_text: str) -> _Client:
         if os.getpid() != self._pid:
-            raise CephConnectionClosed()
+            raise binding.CephConnectionClosed()
         tries = self._tries
         # one thread connects, and the others share its outcome: each would wait as long
         with self._opening:
@@ -259,7 +247,7 @@ class Connection:
                 raise self._failure
             with self._guard:
                 if self._is_closed:
-                    raise CephConnectionClosed()
+                    raise binding.CephConnectionClosed()
                 if self._client is not None and not self._client.is_blocklisted:
                     self._client.calls += 1
                     return self._client
@@ -312,7 +300,7 @@ class Connection:
         if is_last and is_left:
             _shut_down(client)
 
-    def _connected(self, error_text: str) -> Rados:
+    def _connected(self, error_text: str) -> binding.Rados:
         try:
             options = self.ceph_user.options(self._timeouts)
             cluster = self._binding.connection(self.ceph_user.user, options)
@@ -323,10 +311,10 @@ class Connection:
                     cluster.shutdown()
                 raise
         except self._binding.failures as err:
-            raise self._translated(errno_of(err), error_text, "connect") from err
+            raise self._translated(binding.errno_of(err), error_text, "connect") from err
         return cluster
 
-    def _ioctx(self, client: _Client, pool: str, namespace: str) -> Ioctx:
+    def _ioctx(self, client: _Client, pool: str, namespace: str) -> binding.Ioctx:
         try:
             number = client.cluster.pool_lookup(pool)
             if number is None:
@@ -338,7 +326,7 @@ class Connection:
             ioctx = client.cluster.open_ioctx2(number)
         except self._binding.failures as err:
             raise self._translated(
-                errno_of(err), f"cannot open the pool {pool}", "pool", pool
+                binding.errno_of(err), f"cannot open the pool {pool}", "pool", pool
             ) from err
         ioctx.set_namespace(namespace)
         # Deletes must work on a full pool, and others fail with its quota instead of waiting for it.
@@ -350,10 +338,10 @@ class Connection:
         return present
 
     def _translated(
-        self, number: int, error_text: str, step: Step, pool: str = ""
+        self, number: int, error_text: str, step: binding.Step, pool: str = ""
     ) -> errors.CrustError:
         user = self.ceph_user
-        return translated(
+        return binding.translated(
             number, error_text, step=step, user=user.user, monitors=user.monitors, pool=pool
         )
 

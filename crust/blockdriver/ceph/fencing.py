@@ -86,13 +86,14 @@ def cut_off(image: ClusterImage) -> tuple[str, ...]:
             )
         if image.not_closed(addresses):
             image.break_locks(addresses)
-
-    def freed(claims: Claims) -> Claims:
-        """The claims without the holders that are cut off. A holder that has ended since stays."""
-        still_ended = tuple(holder for holder in claims.ended if holder not in ended)
-        return replace(claims, ended=still_ended)
-
-    claim_object.changed(image.ioctx, image.name, freed)
+    # a holder that has ended since stays
+    claim_object.changed(
+        image.ioctx,
+        image.name,
+        lambda claims: replace(
+            claims, ended=tuple(holder for holder in claims.ended if holder not in ended)
+        ),
+    )
     return tuple(sorted(addresses))
 
 

@@ -29,13 +29,8 @@ from crust.blockdriver import schema
 from crust.blockdriver.ceph import claim_object, controller_lock, omap
 from crust.blockdriver.ceph.binding import CephClientBlocklisted, Ioctx, ignoring, load
 from crust.blockdriver.ceph.controller_lock import ControllerLock
-from crust.blockdriver.engines.pool_access import (
-    POOL_ID,
-    PoolAbsent,
-    PoolIds,
-    RecordKind,
-    UnknownPoolLayout,
-)
+from crust.blockdriver.engines import pool_access
+from crust.blockdriver.engines.pool_access import PoolAbsent, PoolIds, RecordKind
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.records import CONTENT, object_name, present
 from crust.core import errors
@@ -60,7 +55,7 @@ class RbdPoolUnreadable(errors.Corrupt):
 
 @dataclass(frozen=True, slots=True)
 class _Identity:
-    pool_id: Annotated[str, pydantic.Field(pattern=rf"^{POOL_ID}$")]
+    pool_id: Annotated[str, pydantic.Field(pattern=rf"^{pool_access.POOL_ID}$")]
     created: str
     fsid: str
     schema: int = SCHEMA
@@ -198,7 +193,7 @@ class RbdPool:
         try:
             return schema.read(_STORED.validate_json, data, SCHEMA)
         except schema.OtherSchema as err:
-            raise UnknownPoolLayout(self.shown, f"its object {OBJECT}: {err}") from err
+            raise pool_access.UnknownPoolLayout(self.shown, f"its object {OBJECT}: {err}") from err
         except schema.Unreadable as err:
             raise RbdPoolUnreadable(self.shown, str(err)) from err
 

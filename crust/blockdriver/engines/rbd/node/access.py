@@ -21,21 +21,14 @@ import pydantic
 from crust.blockdriver.ceph import claim_object, claims
 from crust.blockdriver.ceph.binding import CephKeyRefused, CephNotPermitted, CephPoolMissing, Ioctx
 from crust.blockdriver.ceph.claim_object import Mode
-from crust.blockdriver.ceph.claims import HostClaim
-from crust.blockdriver.engines.pool_access import (
-    READ_WRITE,
-    Access,
-    Attachment,
-    NoHostDevice,
-    check_file_name,
-)
+from crust.blockdriver.engines import pool_access
+from crust.blockdriver.engines.pool_access import READ_WRITE, Access, Attachment
 from crust.blockdriver.engines.protocol import StillAttached
 from crust.blockdriver.engines.rbd.node.host_devices import HostDevices
 from crust.blockdriver.engines.rbd.node.volume_users import CephKeyNotGiven, Users
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.provisioning.images import VolumeImages
 from crust.blockdriver.host import krbd
-from crust.blockdriver.host.krbd import KernelRbd
 from crust.core import errors, volumes
 from crust.host.files import durable
 from crust.host.process import syscalls
@@ -84,7 +77,7 @@ class RbdAccess:
     """
 
     def __init__(
-        self, users: Users, run_dir: str, node: str = "", kernel: KernelRbd = krbd.THIS_HOST
+        self, users: Users, run_dir: str, node: str = "", kernel: krbd.KernelRbd = krbd.THIS_HOST
     ) -> None:
         self._users = users
         self._run_dir = run_dir
@@ -124,7 +117,7 @@ class RbdAccess:
 
     def _free(self, place: Place, ioctx: Ioctx, image: str) -> None:
         """End this host's claim on an image that its kernel does not map, and is not about to map."""
-        claim = HostClaim(place.claimed(ioctx, image), self._host)
+        claim = claims.HostClaim(place.claimed(ioctx, image), self._host)
         claim.end_earlier_boots()
         with self._settling:
             note = self._read_note(image) if image in self.attached_here() else None
@@ -147,7 +140,7 @@ class RbdAccess:
         mode = _MODES.get(access.mode, Mode.WRITER)
         place = self._users.place(volume_id)
         if access.on_host and (why := self._devices.kernel.obstacle()):
-            raise NoHostDevice(why)
+            raise pool_access.NoHostDevice(why)
         previous = self._read_note(volume_id)
         if not access.on_host:
             if previous is not None and previous.on_host:
@@ -251,7 +244,7 @@ class RbdAccess:
         try:
             # if the cluster does not answer, the kernel would wait without end
             with place.ioctx(f"cannot unmap the image of {volume_id}") as ioctx:
-                claim = HostClaim(place.claimed(ioctx, volume_id), self._host)
+                claim = claims.HostClaim(place.claimed(ioctx, volume_id), self._host)
                 claim.held()
                 self._devices.unmap(image)
                 claim.give_back()
@@ -274,7 +267,7 @@ class RbdAccess:
                 raise StillAttached(volume_id, f"an image of {holder_here.shown}")
 
     def _note(self, volume_id: str) -> str:
-        check_file_name(volume_id)
+        pool_access.check_file_name(volume_id)
         return os.path.join(self._directory, volume_id)
 
     def _seen(self, place: Place, volume_id: volumes.VolumeId) -> _Note:

@@ -15,14 +15,11 @@ from dataclasses import dataclass
 
 from crust.blockdriver.ceph import claims
 from crust.blockdriver.ceph.claim_object import Mode
-from crust.blockdriver.ceph.claims import HostClaim
 from crust.blockdriver.engines.pool_access import Access, Attachment
 from crust.blockdriver.engines.protocol import StillAttached
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.host import krbd
-from crust.blockdriver.host.krbd import KernelRbd, Login, Mapping
 from crust.core import errors, volumes
-from crust.core.volumes import NetworkImage
 from crust.host.block.holders import DeviceInUse
 
 _log = logging.getLogger(__name__)
@@ -31,7 +28,7 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class HostDevices:
     host: claims.Host
-    kernel: KernelRbd = krbd.THIS_HOST
+    kernel: krbd.KernelRbd = krbd.THIS_HOST
 
     def attach(
         self, place: Place, volume_id: volumes.VolumeId, mode: Mode, access: Access
@@ -49,7 +46,7 @@ class HostDevices:
                     f"the image {volume_id} cannot be used on this host",
                     why=f"its kernel does not know these features of it: {', '.join(missing)}",
                 )
-            claim = HostClaim(place.claimed(ioctx, volume_id), self.host)
+            claim = claims.HostClaim(place.claimed(ioctx, volume_id), self.host)
             mapping = self.kernel.find(image)
             if mapping is not None:
                 holder = claim.held()
@@ -67,11 +64,11 @@ class HostDevices:
                 raise
         return self._attachment(mapping)
 
-    def attached(self, image: NetworkImage) -> Attachment | None:
+    def attached(self, image: volumes.NetworkImage) -> Attachment | None:
         mapping = self.kernel.find(image)
         return None if mapping is None else self._attachment(mapping)
 
-    def refresh(self, image: NetworkImage, size_bytes: int) -> Attachment | None:
+    def refresh(self, image: volumes.NetworkImage, size_bytes: int) -> Attachment | None:
         mapping = self.kernel.find(image)
         if mapping is None:
             return None
@@ -81,7 +78,7 @@ class HostDevices:
             attachment = self._attachment(mapping)
         return attachment
 
-    def unmap(self, image: NetworkImage) -> None:
+    def unmap(self, image: volumes.NetworkImage) -> None:
         """Unmap the image; an unmapped image is a success. Raises `StillAttached`."""
         mapping = self.kernel.find(image)
         if mapping is None:
@@ -92,8 +89,8 @@ class HostDevices:
             raise StillAttached(image.image, f"{err.path}: {err.why}") from err
 
     def _map(
-        self, place: Place, image: NetworkImage, claim: HostClaim, *, readonly: bool
-    ) -> Mapping:
+        self, place: Place, image: volumes.NetworkImage, claim: claims.HostClaim, *, readonly: bool
+    ) -> krbd.Mapping:
         try:
             return self.kernel.map(image, _login(place), readonly=readonly)
         except BaseException:
@@ -104,17 +101,17 @@ class HostDevices:
                     _log.warning("a claim stays", extra={"image": str(image), "error": err})
             raise
 
-    def _attachment(self, mapping: Mapping) -> Attachment:
+    def _attachment(self, mapping: krbd.Mapping) -> Attachment:
         return Attachment(self.kernel.device(mapping), self.kernel.size_bytes(mapping))
 
 
-def _login(place: Place) -> Login:
+def _login(place: Place) -> krbd.Login:
     """The login by the monitors' own addresses: the kernel takes neither names nor two protocols at once."""
     user = place.connection.ceph_user
     monitors = json.loads(place.connection.command("mon dump"))["mons"]
     vectors = [monitor["public_addrs"]["addrvec"] for monitor in monitors]
     by_type = [{address["type"]: address["addr"] for address in vector} for vector in vectors]
     if all("v2" in monitor for monitor in by_type):
-        return Login([monitor["v2"] for monitor in by_type], "prefer-crc", user.user, user.key)
+        return krbd.Login([monitor["v2"] for monitor in by_type], "prefer-crc", user.user, user.key)
     v1 = [monitor["v1"] for monitor in by_type if "v1" in monitor]
-    return Login(v1, "legacy", user.user, user.key)
+    return krbd.Login(v1, "legacy", user.user, user.key)

@@ -32,7 +32,6 @@ from crust.blockdriver.ceph.binding import CephConnectionClosed, ignoring, load
 from crust.blockdriver.engines.pool_access import pool_of
 from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.provisioning import copies, image_use, images, librbd_objects
-from crust.blockdriver.engines.rbd.provisioning.copies import FLATTEN, WORK
 from crust.core import errors, metrics, volumes
 
 STOP_S = 10.0
@@ -127,7 +126,7 @@ class BackgroundWork(Looks):
             self._place.ioctx(f"cannot read the work of {self._place.shown}") as ioctx,
             ignoring(errno.ENOENT),
         ):
-            to_flatten = list(omap.read(ioctx, WORK, FLATTEN))
+            to_flatten = list(omap.read(ioctx, copies.WORK, copies.FLATTEN))
         for name, value in to_flatten:
             work.append((f"flattening {name}", partial(self._flatten, name, value)))
         for self._doing, do in work:
@@ -180,9 +179,9 @@ class BackgroundWork(Looks):
                     with image_use.changing(self._place, ioctx, name) as image:
                         image.update_features(object_map, True)  # noqa: FBT003 - the binding's
                         image.rebuild_object_map()
-            key = FLATTEN + name
+            key = copies.FLATTEN + name
             # unless the name is another image's now, or it is put again
-            omap.swap(ioctx, WORK, {key: value.decode()}, {key: None})
+            omap.swap(ioctx, copies.WORK, {key: value.decode()}, {key: None})
 
 
 @dataclass(eq=False)

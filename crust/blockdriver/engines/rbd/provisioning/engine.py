@@ -24,18 +24,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from crust.blockdriver.ceph.binding import ignoring
-from crust.blockdriver.engines.protocol import (
-    MODES,
-    ForeignImage,
-    Image,
-    PoolSpace,
-    StillAttached,
-    orphan_image,
-)
+from crust.blockdriver.engines import protocol
+from crust.blockdriver.engines.protocol import ForeignImage, Image, StillAttached
 from crust.blockdriver.engines.rbd.pool import OBJECT
 from crust.blockdriver.engines.rbd.provisioning import copies, image_use, snapshots
 from crust.blockdriver.engines.rbd.provisioning.background import BackgroundWork, Freeing
-from crust.blockdriver.engines.rbd.provisioning.copies import NewRbdVolume
 from crust.blockdriver.engines.rbd.provisioning.images import snaps
 from crust.blockdriver.engines.rbd.provisioning.own_bytes import OwnBytes
 from crust.blockdriver.engines.rbd.provisioning.snapshot_bytes import SnapshotBytes, added_bytes
@@ -54,9 +47,9 @@ _log = logging.getLogger(__name__)
 class RbdProvisioning(snapshots.RbdSnapshots):
     """The volumes and snapshot sets of `place`. The caller makes one call per volume or set at a time."""
 
-    modes = MODES
+    modes = protocol.MODES
     """One writer in the cluster, or any number of readers."""
-    raw_modes = MODES | {volumes.AccessMode.MULTI_NODE_MULTI_WRITER}
+    raw_modes = protocol.MODES | {volumes.AccessMode.MULTI_NODE_MULTI_WRITER}
     """Several writers too: each has a claim, and RBD orders their writes."""
     is_used_elsewhere = True
     """By the guests and kernels of all nodes."""
@@ -123,14 +116,14 @@ class RbdProvisioning(snapshots.RbdSnapshots):
             ioctx.stat(OBJECT)
 
     @contextmanager
-    def making(self, volume_id: volumes.VolumeId) -> Iterator[NewRbdVolume]:
+    def making(self, volume_id: volumes.VolumeId) -> Iterator[copies.NewRbdVolume]:
         """After an intent. Raises `CephQuotaReached`."""
         self._settle_volume(volume_id, self.volume_records.state(volume_id))
         with self.place.ioctx(f"cannot look for the image of {volume_id}") as ioctx:
             if self.place.has_image(ioctx, volume_id):
-                raise orphan_image(volume_id, "an image of that name")
+                raise protocol.orphan_image(volume_id, "an image of that name")
         self.volume_records.begin(volume_id)
-        making = NewRbdVolume(self, volume_id)
+        making = copies.NewRbdVolume(self, volume_id)
         with self._settled(volume_id, making):
             yield making
 
@@ -177,7 +170,9 @@ class RbdProvisioning(snapshots.RbdSnapshots):
 
     @contextmanager
     def _settled(
-        self, volume_or_set_id: volumes.VolumeId, thing: NewRbdVolume | snapshots.NewRbdSnapshotSet
+        self,
+        volume_or_set_id: volumes.VolumeId,
+        thing: copies.NewRbdVolume | snapshots.NewRbdSnapshotSet,
     ) -> Iterator[None]:
         """Settle a volume or set that the block does not commit. If that fails, the block's error is raised, and a
         later call settles it.
@@ -225,7 +220,7 @@ class RbdProvisioning(snapshots.RbdSnapshots):
                 self.remove_snapshot(ioctx, volume_id, snapshot_id)
         self.set_records.end(set_id)
 
-    def space(self) -> PoolSpace:
+    def space(self) -> protocol.PoolSpace:
         """By the managers' statistics, a few seconds old, read once in two seconds: 64 creates at once are one
         question. Raises CephStatisticsMissing, `CephMonitorsUnreachable`.
 
@@ -240,7 +235,7 @@ class RbdProvisioning(snapshots.RbdSnapshots):
             space = self._space = self._asked_space()
             self._space_at_s = time.monotonic()
         stored, free = space
-        return PoolSpace(
+        return protocol.PoolSpace(
             free_bytes=free,
             own_bytes=min(self.own_bytes.least_bytes(stored), stored),
             snapshot_bytes=snapshot_bytes,

@@ -12,8 +12,7 @@ So the driver ends a change before librbd breaks a lock (`changing`):
     before     it asks each client that watches the image, by an empty notification, which every client of RBD
                acknowledges, and refuses the change if one is silent. It does not touch a lock whose owner watches no
                more while a sandbox has a claim on the image; without a claim librbd may break it
-    meanwhile  it asks them again, each `ASK_EVERY_S`; when one has been silent for `SILENT_S`, it blocklists *its
-    own*
+    meanwhile  it asks them again, each `ASK_EVERY_S`; when one has been silent for `SILENT_S`, it blocklists its own
                client, which ends the change at any point: the OSDs refuse its next step
     after      if librbd might have broken a lock meanwhile, because this process slept or no monitor answered, the
                change does not count as done
@@ -32,7 +31,6 @@ from dataclasses import dataclass, field, replace
 
 from crust.blockdriver.ceph import claim_object, claims, fencing
 from crust.blockdriver.ceph.binding import Image, Ioctx, ignoring, load
-from crust.blockdriver.ceph.claim_object import Claims, Holder
 from crust.blockdriver.ceph.cluster_image import lockers, watchers
 from crust.blockdriver.engines.protocol import StillAttached
 from crust.blockdriver.engines.rbd.place import Place
@@ -76,7 +74,7 @@ def check_unused(place: Place, ioctx: Ioctx, name: str) -> None:
     _check_unclaimed(claim_object.read(ioctx, name).claims, name)
 
 
-def _check_unclaimed(old: Claims, name: str) -> None:
+def _check_unclaimed(old: claim_object.Claims, name: str) -> None:
     """Raise `StillAttached` unless there are no claims, or only the claim of a deletion."""
     for holder in (*old.holders, *old.ended):
         if not holder.is_deletion:
@@ -91,9 +89,9 @@ def deleting(place: Place, ioctx: Ioctx, name: str) -> Iterator[None]:
     made: so nobody else can take an image without a claim object there.
     """
 
-    def taken(old: Claims) -> Claims:
+    def taken(old: claim_object.Claims) -> claim_object.Claims:
         _check_unclaimed(old, name)
-        return Claims(holders=(Holder.of_deletion(claims.now()),))
+        return claim_object.Claims(holders=(claim_object.Holder.of_deletion(claims.now()),))
 
     try:
         check_unused(place, ioctx, name)
@@ -108,13 +106,13 @@ def deleting(place: Place, ioctx: Ioctx, name: str) -> Iterator[None]:
 
 def forget_deletion(ioctx: Ioctx, name: str) -> None:
     """End the controller's claim: the image is gone, or stays. Absent is a success."""
-
-    def without(old: Claims) -> Claims:
-        return replace(
+    claim_object.changed(
+        ioctx,
+        name,
+        lambda old: replace(
             old, holders=tuple(holder for holder in old.holders if not holder.is_deletion)
-        )
-
-    claim_object.changed(ioctx, name, without)
+        ),
+    )
 
 
 def check_answers(place: Place, ioctx: Ioctx, name: str) -> "ClientsSeen":

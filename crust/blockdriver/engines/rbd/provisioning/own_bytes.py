@@ -22,14 +22,9 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 
 from crust.blockdriver.ceph.binding import Image, Ioctx, load
-from crust.blockdriver.engines.rbd.provisioning import images, librbd_objects
+from crust.blockdriver.engines.rbd.provisioning import images, librbd_objects, snapshot_bytes
 from crust.blockdriver.engines.rbd.provisioning.background import Looks
-from crust.blockdriver.engines.rbd.provisioning.snapshot_bytes import (
-    SnapshotBytes,
-    key,
-    object_bytes,
-    object_map,
-)
+from crust.blockdriver.engines.rbd.provisioning.snapshot_bytes import SnapshotBytes
 from crust.blockdriver.host.extents import Extent
 
 STATISTICS_S = 20.0
@@ -147,7 +142,7 @@ def held(ioctx: Ioctx, image: Image, volume_id: str) -> Held:
     present = images.snaps(image)
     for snap, younger in zip_longest(present, present[1:]):
         images.show(image, snap)
-        of = key(image.id(), snap.name)
+        of = snapshot_bytes.key(image.id(), snap.name)
         if younger is None and not volume_id:
             found.bytes_of[of] = _total(images.written(image, images.own_objects(image)))
         elif snap.is_kept:
@@ -160,11 +155,11 @@ def held(ioctx: Ioctx, image: Image, volume_id: str) -> Held:
             found.bytes_of[of] = _total(_common(images.written(image, parts), replaced))
         else:
             # the same of a deleted snapshot, at most
-            old = object_map(ioctx, image, snap)
+            old = snapshot_bytes.object_map(ioctx, image, snap)
             images.show(image, younger)
-            new = object_map(ioctx, image, younger)
+            new = snapshot_bytes.object_map(ioctx, image, younger)
             if old is not None and new is not None:
-                found.unseen_bytes += old.replaced_in(new) * object_bytes(image)
+                found.unseen_bytes += old.replaced_in(new) * snapshot_bytes.object_bytes(image)
             else:
                 images.show(image, snap)
                 found.unseen_bytes += _total(images.own_objects(image))

@@ -148,9 +148,8 @@ class SnapshotBytes:
                 self._place.image(ioctx, image_id=image_id) as image,
             ):
                 return bytes_of(ioctx, image, lambda name: set_of(name) not in self._taken)
-        return self._answer(
-            image_id, again=False
-        )  # a snapshot, or the image, was removed meanwhile
+        # a snapshot, or the image, was removed meanwhile
+        return self._answer(image_id, again=False)
 
     def changed(self, image_id: str) -> None:
         """Ask for the image before the next answer."""
