@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from crust.blockdriver.engines.pool_access import Attachment
 from crust.blockdriver.guests import Guests
 from crust.blockdriver.host import device_mounts, throttling
-from crust.blockdriver.host.throttling import NONE
 from crust.blockdriver.records.stores import Stores
 from crust.core import errors, volumes
 from crust.host.mounts import mountinfo
@@ -38,14 +37,14 @@ class IoLimits:
         """Raise `throttling.CannotThrottle` or NoRuntimeSocket if this node cannot enforce other limits."""
         if self.stores.node_state.deferred_targets(volume_id):
             self.guests.check_reachable()
-        if limits != NONE and any(
+        if limits != throttling.NONE and any(
             not publish.deferred for publish in self.stores.node_state.live_publishes(volume_id)
         ):
             self.throttle.check_can_limit()
 
     def hold(self, limits: volumes.IoLimits, device: volumes.BlockSource) -> None:
         """Set the limits of a volume that is on the host now; the attach has cleared earlier limits."""
-        if limits != NONE:
+        if limits != throttling.NONE:
             self.throttle.set(device.identity, limits)
 
     @contextlib.contextmanager
@@ -56,7 +55,7 @@ class IoLimits:
             return
         device = attachment.device.identity
         limits_before = self.throttle.limits_of(device)
-        self.throttle.set(device, NONE)
+        self.throttle.set(device, throttling.NONE)
         try:
             yield
         except errors.CrustError:
@@ -72,11 +71,11 @@ class IoLimits:
         """Give an attached device the limits for now; `mounts`, if known, are now. Hypervisors limit their images."""
         if attachment.device is None:
             return
-        used = limits != NONE and any(
+        used = limits != throttling.NONE and any(
             device_mounts.shows(mount, attachment.host_device)
             for mount in mounts or mountinfo.read_all()
         )
-        self.throttle.set(attachment.host_device.identity, limits if used else NONE)
+        self.throttle.set(attachment.host_device.identity, limits if used else throttling.NONE)
 
     def set_on_host(
         self,

@@ -35,7 +35,6 @@ from crust.blockdriver.records.node_state import Staged
 from crust.blockdriver.records.stores import Stores
 from crust.core import deferral_keys, errors, volumes
 from crust.host.block import devices, signatures, users
-from crust.host.block.users import Purpose
 from crust.host.files import listing, target_paths
 from crust.host.files.locks import ToolLocks
 from crust.host.filesystems import format_decision, mkfs, superblocks
@@ -88,7 +87,7 @@ class FilesystemPreparation:
             makes = action in (Action.MAKE, Action.CLEAR_AND_MAKE)
             if not due.attachment.is_new:  # the driver gave a new device to no user
                 # a plain open passes beside this hold
-                purpose = Purpose.FORMAT if makes else Purpose.HOST
+                purpose = users.Purpose.FORMAT if makes else users.Purpose.HOST
                 users.check(due.attachment.host_device, purpose, is_mine=True)
             if makes:
                 # the driver gave the device to no user since it judged it
@@ -161,7 +160,7 @@ class FilesystemPreparation:
                 superblock_of=lambda fs_type: superblocks.find(device.path, fs_type),
             )
             if action is Action.CLEAR_AND_MAKE:
-                users.check(device, Purpose.FORMAT)
+                users.check(device, users.Purpose.FORMAT)
                 devices.zero_device(device.path)
         self.stores.content_records.save(content.replaced(state="raw", fs_type="", planned_uuid=""))
 
@@ -232,9 +231,8 @@ class NodeStage:
         try:
             return self.stores.access.attached(volume_id) is not None
         except (errors.InvalidRequest, errors.NotFound, errors.Corrupt):
-            return (
-                False  # there is no image, or none can have that name, or a person must look at it
-            )
+            # there is no image, or none can have that name, or a person must look at it
+            return False
         except Exception:  # a look that fails has not seen that it is detached
             return True
 

@@ -7,8 +7,7 @@ and the shim asks it.
 
 from dataclasses import dataclass, replace
 
-from crust.blockdriver.host import device_mounts
-from crust.blockdriver.host import usage as host_usage
+from crust.blockdriver.host import device_mounts, usage
 from crust.blockdriver.node.node_expand import NotPublishedAtPath
 from crust.blockdriver.records import health
 from crust.blockdriver.records.models import VolumeRecord
@@ -86,7 +85,7 @@ class NodeStats:
             total = volumes.VolumeUsage(volumes.UsageUnit.BYTES, place.size_bytes, 0, 0)
             stats = volumes.VolumeStats((total,))
         else:
-            stats = host_usage.measure(place.mount.target)
+            stats = usage.measure(place.mount.target)
         if not self.tells_condition:
             return stats
         if problem := _problem(place):
@@ -113,4 +112,4 @@ class NodeStats:
 
 
 def _problem(place: _Place) -> str:
-    return "" if place.is_raw else host_usage.problem(place.mount)
+    return "" if place.is_raw else usage.problem(place.mount)

@@ -25,7 +25,6 @@ from crust.blockdriver.node.publish.publish_rules import AdmittedPublish, Publis
 from crust.blockdriver.records.stores import Stores
 from crust.core import errors, operations, volumes
 from crust.host.block import devices, users
-from crust.host.block.users import Purpose
 from crust.host.files import target_paths
 from crust.host.mounts import mount_api, mountinfo
 from crust.host.process import workers
@@ -151,7 +150,7 @@ class NodePublish:
         device = admitted.attachment.host_device.path
         if admitted.content.in_guest:
             # its virtual machine may live without a claim, and a second kernel would destroy the filesystem
-            users.check(admitted.attachment.host_device, Purpose.HOST)
+            users.check(admitted.attachment.host_device, users.Purpose.HOST)
         if entry.kind == "block":
             devices.set_readonly(device, readonly=entry.readonly)
             target_paths.make_file(target, roots)

@@ -107,32 +107,29 @@ def entry_of(request: Publish, fs_type: str, *, readonly: bool = False) -> Publi
 
 def check_other_targets(others: Iterable[Published], entry: Published) -> None:
     """Raise `PublishedElsewhere` if a publish at another target forbids this one."""
+    mode = volumes.AccessMode(entry.mode)
     for other in others:
-        obstacle = _obstacle(other, entry)
-        if obstacle:
-            raise errors.NotReady.named(
-                "PublishedElsewhere",
-                f"{entry.volume_id} is published at {other.target}",
-                why=obstacle,
-                hint=f"stop the pod {other.pod or 'that uses it there'}",
-            )
-
-
-def _obstacle(other: Published, entry: Published) -> str:
-    readonly = other.readonly and entry.readonly
-    if (other.deferred or entry.deferred) and not readonly:
-        if other.deferred:
-            return "a guest mounts it, and two kernels must not write to one filesystem"
-        return "this host mounts it, and a guest must not write to it at the same time"
-    if (mode := volumes.AccessMode(entry.mode)) not in _SHARED_MODES:
-        return f"{mode.name} allows one target"
-    if (other.kind, other.fs_type, other.mode) != (entry.kind, entry.fs_type, entry.mode):
-        return "with another capability"
-    if other.deferred == entry.deferred and other.options != entry.options:
-        return "with other mount options, and a filesystem has only one set"
-    if other.kind == "block" and other.readonly != entry.readonly:
-        return "a raw device is read-only at all targets or at none"
-    return ""
+        readonly = other.readonly and entry.readonly
+        if other.deferred and not readonly:
+            obstacle = "a guest mounts it, and two kernels must not write to one filesystem"
+        elif entry.deferred and not readonly:
+            obstacle = "this host mounts it, and a guest must not write to it at the same time"
+        elif mode not in _SHARED_MODES:
+            obstacle = f"{mode.name} allows one target"
+        elif (other.kind, other.fs_type, other.mode) != (entry.kind, entry.fs_type, entry.mode):
+            obstacle = "with another capability"
+        elif other.deferred == entry.deferred and other.options != entry.options:
+            obstacle = "with other mount options, and a filesystem has only one set"
+        elif other.kind == "block" and other.readonly != entry.readonly:
+            obstacle = "a raw device is read-only at all targets or at none"
+        else:
+            continue
+        raise errors.NotReady.named(
+            "PublishedElsewhere",
+            f"{entry.volume_id} is published at {other.target}",
+            why=obstacle,
+            hint=f"stop the pod {other.pod or 'that uses it there'}",
+        )
 
 
 @dataclass(frozen=True, slots=True)
