@@ -9,18 +9,7 @@ from typing import Annotated, Literal, Self
 import pydantic
 from pydantic import Field
 
-from crust.core.settings import OWN_DRIVER
-from crust.core.settings.program import (
-    AbsolutePath,
-    CephNamespace,
-    CsiName,
-    CsiProfile,
-    KubernetesAccess,
-    PoolName,
-    ProgramSettings,
-    SocketPath,
-    Table,
-)
+from crust.core.settings import OWN_DRIVER, program
 
 DEFAULT_MAX_VOLUMES = 128
 DEFAULT_POOL_LOW_PERCENT = 10
@@ -42,7 +31,7 @@ _OF_NODE_PART = (
 )
 
 
-class RbdSettings(Table):
+class RbdSettings(program.Table):
     """The Ceph pool of `engine = "rbd"`. An administrator makes the pool, the namespace and the users."""
 
     monitors: Annotated[str, Field(min_length=1, max_length=4096)]
@@ -52,14 +41,14 @@ class RbdSettings(Table):
     pool: Annotated[str, Field(min_length=1, max_length=128)]
     """The pool, which `rbd pool init` was run for."""
 
-    namespace: CephNamespace = ""
+    namespace: program.CephNamespace = ""
     """The namespace of the pool, for this driver alone; empty: the pool's default one."""
 
     user: Annotated[str, Field(max_length=128)] = ""
     """The user, without `client.`; docs/ceph.md has the capabilities that it needs. Empty in mode node: the
     user and the key of each volume come with the calls, as secrets."""
 
-    key_file: AbsolutePath | Literal[""] = ""
+    key_file: program.AbsolutePath | Literal[""] = ""
     """The file with the user's key, or its keyring, which only its owner may read. It belongs to the controller."""
 
     create_pool: bool = False
@@ -70,13 +59,13 @@ class RbdSettings(Table):
     after that."""
 
 
-class PoolSettings(Table):
+class PoolSettings(program.Table):
     """A further pool. What the table leaves out is as the driver's own setting."""
 
-    state_dir: AbsolutePath
+    state_dir: program.AbsolutePath
     """The pool's directory."""
 
-    pool_id_file: AbsolutePath | Literal[""] = ""
+    pool_id_file: program.AbsolutePath | Literal[""] = ""
     """Where its id is remembered; empty: `state_dir` with `.pool-id` added."""
 
     overcommit: Annotated[float, Field(ge=1, le=100)] = 1.0
@@ -84,14 +73,14 @@ class PoolSettings(Table):
     pool_low_percent: Annotated[int, Field(ge=0, le=100)] = DEFAULT_POOL_LOW_PERCENT
 
 
-class DriverSettings(ProgramSettings):
+class DriverSettings(program.ProgramSettings):
     """`crust driver`."""
 
-    driver_name: CsiName = OWN_DRIVER
+    driver_name: program.CsiName = OWN_DRIVER
     """The driver's name for the CO. Two drivers of one cluster, of different engines, have different ones; it never
     changes while the driver has volumes."""
 
-    socket: SocketPath
+    socket: program.SocketPath
     """The socket that the shim, or a CO, calls."""
 
     mode: Literal["all", "controller", "node"] = "all"
@@ -104,7 +93,7 @@ class DriverSettings(ProgramSettings):
     rbd: RbdSettings | None = None
     """The Ceph pool, a table of its own."""
 
-    kubernetes: KubernetesAccess | None = None
+    kubernetes: program.KubernetesAccess | None = None
     """For a controller of the engine rbd: access to the Kubernetes API, a table of its own. Nodes that have the taint
     node.kubernetes.io/out-of-service are cut off from their images then; else only `crust ceph fence` does that."""
 
@@ -112,33 +101,35 @@ class DriverSettings(ProgramSettings):
     """Whether each node's driver provisions for its own node, called by sidecars with --node-deployment: no attach,
     and NodeExpandVolume grows the volume itself."""
 
-    state_dir: AbsolutePath = "/var/lib/crust/block"
+    state_dir: program.AbsolutePath = "/var/lib/crust/block"
     """The pool: volumes and their records. Survives reboots."""
 
-    pools: Mapping[PoolName, PoolSettings] = {}
+    pools: Mapping[program.PoolName, PoolSettings] = {}
     """Further pools of this node, of the engine files, a table each: a StorageClass names one by `crust.dev/pool`. A
     class without it, or with `default`, means the pool in `state_dir`."""
 
     create_pool: bool = False
     """Whether a first start makes the pool in `state_dir`. False: `crust driver init-pool` does."""
 
-    pool_id_file: AbsolutePath | Literal[""] = ""
+    pool_id_file: program.AbsolutePath | Literal[""] = ""
     """Where the id of this node's pool is remembered over reboots, not on the pool's disk; empty: `state_dir` with
     `.pool-id` added."""
 
-    run_dir: AbsolutePath = "/run/crust/driver"
+    run_dir: program.AbsolutePath = "/run/crust/driver"
     """State that is invalid after a reboot."""
 
     node_id: Annotated[str, Field(min_length=1, max_length=256)]
     """This node's name for the CO."""
 
-    target_roots: Annotated[tuple[AbsolutePath, ...], Field(min_length=1)] = ("/var/lib/kubelet",)
+    target_roots: Annotated[tuple[program.AbsolutePath, ...], Field(min_length=1)] = (
+        "/var/lib/kubelet",
+    )
     """The driver stages and publishes volumes below these directories."""
 
     check_propagation: bool = True
     """Refuse to start where mounts would not reach the host. False: the CO lives in our mount namespace."""
 
-    csi_profile: CsiProfile = "1.12"
+    csi_profile: program.CsiProfile = "1.12"
     """Which health capabilities are advertised."""
 
     overcommit: Annotated[float, Field(ge=1, le=100)] = 1.0
@@ -165,26 +156,11 @@ class DriverSettings(ProgramSettings):
     max_volumes: Annotated[int, Field(ge=1, le=1_000_000)] = DEFAULT_MAX_VOLUMES
     """How many volumes the node accepts, of all pools together."""
 
-    runtime_socket: SocketPath | Literal[""] = ""
+    runtime_socket: program.SocketPath | Literal[""] = ""
     """The proxy's Runtime API, for calls to guests with deferred volumes; empty: the driver cannot call them."""
 
-    io_cgroup: AbsolutePath | Literal[""] = ""
+    io_cgroup: program.AbsolutePath | Literal[""] = ""
     """The pod cgroup, as a path in its hierarchy; empty: /kubepods.slice or /kubepods."""
-
-    @pydantic.model_validator(mode="after")
-    def _pools_fit(self) -> Self:
-        for pool in self.by_pool().values():
-            if f"{pool.pool_id_file}/".startswith(f"{pool.state_dir.rstrip('/')}/"):
-                raise ValueError(
-                    "pool_id_file is inside of state_dir: it would be gone with the pool"
-                )
-        if self.pools and self.engine not in LOCAL_ENGINES:
-            raise ValueError(
-                f"pools are there, and engine is {self.engine}: each of its pools is a driver of its own name"
-            )
-        if DEFAULT_POOL in self.pools:
-            raise ValueError(f"pools.{DEFAULT_POOL} is the pool in state_dir: give it another name")
-        return self
 
     def by_pool(self) -> "dict[str, DriverSettings]":
         """The settings of each pool, as a driver of it alone has them; first those of the default one."""
@@ -230,7 +206,18 @@ class DriverSettings(ProgramSettings):
         return self
 
     @pydantic.model_validator(mode="after")
-    def _fits_the_mode(self) -> Self:
+    def _pools_and_mode_fit(self) -> Self:
+        for pool in self.by_pool().values():
+            if f"{pool.pool_id_file}/".startswith(f"{pool.state_dir.rstrip('/')}/"):
+                raise ValueError(
+                    "pool_id_file is inside of state_dir: it would be gone with the pool"
+                )
+        if self.pools and self.engine not in LOCAL_ENGINES:
+            raise ValueError(
+                f"pools are there, and engine is {self.engine}: each of its pools is a driver of its own name"
+            )
+        if DEFAULT_POOL in self.pools:
+            raise ValueError(f"pools.{DEFAULT_POOL} is the pool in state_dir: give it another name")
         if self.node_deployment and self.mode != "all":
             raise ValueError(
                 f"node_deployment is set, and mode is {self.mode}: each node's driver is its own controller"

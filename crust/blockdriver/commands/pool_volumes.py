@@ -14,7 +14,6 @@ from rich.text import Text
 
 from crust.core import errors
 from crust.inspection import daemon_calls, output, show, views
-from crust.inspection.daemon_calls import Stub
 from crust.rpc.port import stub
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from crust.wire.v1 import pool_pb2, pool_pb2_grpc
@@ -55,7 +54,7 @@ VOLUMES = (
 def pools(driver: str = "") -> show.Question:
     """Every pool, or the pool of `driver`; healthy if no pool is low and no volume has a problem. Raises `NoPool`."""
 
-    async def ask(proxy: Stub, _: str) -> show.Shown:
+    async def ask(proxy: daemon_calls.Stub, _: str) -> show.Shown:
         drivers, volumes = await _pools(proxy, driver)
         if not drivers:
             raise errors.NotFound.named(
@@ -115,7 +114,9 @@ async def delete(run_dir: str, name: str, *, is_confirmed: bool) -> None:
     click.echo(f"deleted {volume.volume_id}")
 
 
-async def _pools(proxy: Stub, driver: str = "") -> tuple[list[views.DriverRow], list[PoolVolume]]:
+async def _pools(
+    proxy: daemon_calls.Stub, driver: str = ""
+) -> tuple[list[views.DriverRow], list[PoolVolume]]:
     """The drivers that have a pool, or the named one, and the volumes of their pools."""
     served = await show.drivers_of(proxy)
     drivers = [row for row in served if row.pool and driver in ("", row.name)]

@@ -19,8 +19,6 @@ from contextlib import contextmanager, suppress
 from crust.blockdriver.host import extents
 from crust.core import errors
 from crust.host.files import attributes, durable
-from crust.host.files.attributes import NO_COPY_ON_WRITE
-from crust.host.files.durable import AnyPath
 from crust.host.process import syscalls
 
 _FICLONE = 0x40049409  # _IOW(0x94, 9, int)
@@ -28,7 +26,7 @@ _CHUNK_BYTES = 64 * 1024 * 1024
 _NO_CLONES = (errno.EOPNOTSUPP, errno.ENOTTY, errno.EXDEV, errno.EINVAL)
 
 
-def clones(directory: AnyPath) -> bool:
+def clones(directory: durable.AnyPath) -> bool:
     """Whether files of `directory` can be cloned by reference; tried with two empty files."""
     with syscalls.translating(f"cannot try to clone in {directory}"):
         names = [durable.temporary_name(os.path.join(directory, "probe")) for _ in range(2)]
@@ -42,8 +40,8 @@ def clones(directory: AnyPath) -> bool:
 
 
 def copy(
-    source: AnyPath,
-    target: AnyPath,
+    source: durable.AnyPath,
+    target: durable.AnyPath,
     *,
     least_bytes: int,
     grow_to_bytes: int = 0,
@@ -97,7 +95,7 @@ def copy(
 def _clone(source: int, target: int) -> bool:
     try:
         # btrfs clones no file with copy-on-write to one without, and takes the change for an empty file alone
-        attributes.change(target, NO_COPY_ON_WRITE, attributes.of(source) or 0)
+        attributes.change(target, attributes.NO_COPY_ON_WRITE, attributes.of(source) or 0)
         fcntl.ioctl(target, _FICLONE, source)
     except OSError as err:
         if err.errno in _NO_CLONES:

@@ -28,11 +28,9 @@ import os
 import re
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 from crust.core import errors, volumes
-from crust.core.volumes import NetworkImage
 from crust.host.block import devices, users
 from crust.host.files import listing
 from crust.host.process import syscalls
@@ -94,7 +92,7 @@ class Mapping:
     """A mapped image, as the kernel has it. `address` is the address of its client in the cluster."""
 
     number: int
-    image: NetworkImage
+    image: volumes.NetworkImage
     address: str
     device: int
     is_readonly: bool
@@ -140,7 +138,7 @@ class KernelRbd:
             if unknown >> bit & 1
         )
 
-    def find(self, image: NetworkImage) -> Mapping | None:
+    def find(self, image: volumes.NetworkImage) -> Mapping | None:
         """crust's mapping of the image itself, if there is one."""
         with syscalls.translating("cannot list the images that the kernel has mapped"):
             try:
@@ -152,7 +150,7 @@ class KernelRbd:
                 return mapping
         return None
 
-    def map(self, image: NetworkImage, login: Login, *, readonly: bool) -> Mapping:
+    def map(self, image: volumes.NetworkImage, login: Login, *, readonly: bool) -> Mapping:
         """Map the image, which is not mapped. Raises `KernelRefusesImage`."""
         key = self._mark + image.image
         options = [
@@ -220,7 +218,7 @@ class KernelRbd:
         single = f"{self.bus}/{name}_single_major"
         return single if listing.exists(single) else f"{self.bus}/{name}"
 
-    def _read(self, number: int, image: NetworkImage) -> Mapping | None:
+    def _read(self, number: int, image: volumes.NetworkImage) -> Mapping | None:
         """The mapping of that number; None if it belongs to another image or owner, or is unmapped meanwhile."""
         directory = f"{self.bus}/devices/{number}"
 
@@ -246,7 +244,7 @@ class KernelRbd:
                 raise
 
 
-@contextmanager
+@contextlib.contextmanager
 def thread_key(kind: str, description: str, payload: bytes) -> Iterator[None]:
     """A key of this thread's own keyring (keyrings(7)), for its calls inside the block; no other thread sees it.
 
@@ -279,7 +277,7 @@ def sees_host_network() -> bool:
     return listing.exists(_INITIAL_ONLY) or not _is_first()
 
 
-@contextmanager
+@contextlib.contextmanager
 def host_network() -> Iterator[None]:
     """Run the block in the host's network namespace; the caller has asked `sees_host_network`."""
     if listing.exists(_INITIAL_ONLY) or _is_first():
