@@ -20,10 +20,8 @@ import pydantic
 
 from crust.blockdriver.ceph import claim_object, claims
 from crust.blockdriver.ceph.binding import CephKeyRefused, CephNotPermitted, CephPoolMissing, Ioctx
-from crust.blockdriver.ceph.claim_object import Mode
-from crust.blockdriver.engines import pool_access
+from crust.blockdriver.engines import pool_access, protocol
 from crust.blockdriver.engines.pool_access import READ_WRITE, Access, Attachment
-from crust.blockdriver.engines.protocol import StillAttached
 from crust.blockdriver.engines.rbd.node.host_devices import HostDevices
 from crust.blockdriver.engines.rbd.node.volume_users import CephKeyNotGiven, Users
 from crust.blockdriver.engines.rbd.place import Place
@@ -34,8 +32,8 @@ from crust.host.files import durable
 from crust.host.process import syscalls
 
 _MODES = {
-    volumes.AccessMode.MULTI_NODE_READER_ONLY: Mode.READERS,
-    volumes.AccessMode.MULTI_NODE_MULTI_WRITER: Mode.SHARED,
+    volumes.AccessMode.MULTI_NODE_READER_ONLY: claim_object.Mode.READERS,
+    volumes.AccessMode.MULTI_NODE_MULTI_WRITER: claim_object.Mode.SHARED,
 }
 """The other modes have one writer, or readers of one node: a stage treats them as one holder's host."""
 
@@ -137,7 +135,7 @@ class RbdAccess:
         """Note that this node uses the volume, and map it for this host itself. Raises `ImageMissing`,
         `ForeignImage`, `claims.ImageClaimed`, and the errors of `HostDevices.attach`.
         """
-        mode = _MODES.get(access.mode, Mode.WRITER)
+        mode = _MODES.get(access.mode, claim_object.Mode.WRITER)
         place = self._users.place(volume_id)
         if access.on_host and (why := self._devices.kernel.obstacle()):
             raise pool_access.NoHostDevice(why)
@@ -264,7 +262,7 @@ class RbdAccess:
             present = place.claimed(ioctx, volume_id).watchers()
         for holder_here in holders_here:
             if holder_here.address in present:
-                raise StillAttached(volume_id, f"an image of {holder_here.shown}")
+                raise protocol.StillAttached(volume_id, f"an image of {holder_here.shown}")
 
     def _note(self, volume_id: str) -> str:
         pool_access.check_file_name(volume_id)

@@ -13,8 +13,7 @@ import json
 import logging
 from dataclasses import dataclass
 
-from crust.blockdriver.ceph import claims
-from crust.blockdriver.ceph.claim_object import Mode
+from crust.blockdriver.ceph import claim_object, claims
 from crust.blockdriver.engines.pool_access import Access, Attachment
 from crust.blockdriver.engines.protocol import StillAttached
 from crust.blockdriver.engines.rbd.place import Place
@@ -31,7 +30,7 @@ class HostDevices:
     kernel: krbd.KernelRbd = krbd.THIS_HOST
 
     def attach(
-        self, place: Place, volume_id: volumes.VolumeId, mode: Mode, access: Access
+        self, place: Place, volume_id: volumes.VolumeId, mode: claim_object.Mode, access: Access
     ) -> Attachment:
         """On a host without `KernelRbd.obstacle`. Raises KernelLacksFeatures, `krbd.KernelRefusesImage`, and the
         errors of a claim.
@@ -55,8 +54,15 @@ class HostDevices:
                     self.unmap(image)
                     mapping = None
             claim.take(mode, mapping.address if mapping else "")
-            if mapping is None:
-                mapping = self._map(place, image, claim, readonly=access.readonly)
+            try:
+                mapping = mapping or self.kernel.map(image, _login(place), readonly=access.readonly)
+            except BaseException:
+                if self.kernel.find(image) is None:
+                    try:
+                        claim.give_back()
+                    except errors.CrustError as err:  # it is this host's, for the next attempt
+                        _log.warning("a claim stays", extra={"image": str(image), "error": err})
+                raise
             try:
                 claim.record(mapping.address)
             except claims.ImageClaimLost:
@@ -87,19 +93,6 @@ class HostDevices:
             self.kernel.unmap(mapping)
         except DeviceInUse as err:
             raise StillAttached(image.image, f"{err.path}: {err.why}") from err
-
-    def _map(
-        self, place: Place, image: volumes.NetworkImage, claim: claims.HostClaim, *, readonly: bool
-    ) -> krbd.Mapping:
-        try:
-            return self.kernel.map(image, _login(place), readonly=readonly)
-        except BaseException:
-            if self.kernel.find(image) is None:
-                try:
-                    claim.give_back()
-                except errors.CrustError as err:  # it is this host's, for the next attempt
-                    _log.warning("a claim stays", extra={"image": str(image), "error": err})
-            raise
 
     def _attachment(self, mapping: krbd.Mapping) -> Attachment:
         return Attachment(self.kernel.device(mapping), self.kernel.size_bytes(mapping))

@@ -29,9 +29,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from crust.blockdriver.ceph import claim_object, claims, fencing
+from crust.blockdriver.ceph import claim_object, claims, cluster_image, fencing
 from crust.blockdriver.ceph.binding import Image, Ioctx, ignoring, load
-from crust.blockdriver.ceph.cluster_image import lockers, watchers
 from crust.blockdriver.engines.protocol import StillAttached
 from crust.blockdriver.engines.rbd.place import Place
 from crust.core import errors
@@ -119,8 +118,8 @@ def check_answers(place: Place, ioctx: Ioctx, name: str) -> "ClientsSeen":
     """Raise `RbdClientSilent` if a change would break the lock of a client; returns the clients that answered."""
     answered_s = now_s()
     with place.image(ioctx, name) as image:
-        clients, header = tuple(sorted(watchers(image))), f"rbd_header.{image.id()}"
-        owners = lockers(image)
+        clients, header = tuple(sorted(cluster_image.watchers(image))), f"rbd_header.{image.id()}"
+        owners = cluster_image.lockers(image)
     if clients and not answer(ioctx, header):
         raise RbdClientSilent(name, clients)
     absent = tuple(sorted(owners.difference(clients)))

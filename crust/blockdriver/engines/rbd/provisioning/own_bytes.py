@@ -24,7 +24,6 @@ from itertools import zip_longest
 from crust.blockdriver.ceph.binding import Image, Ioctx, load
 from crust.blockdriver.engines.rbd.provisioning import images, librbd_objects, snapshot_bytes
 from crust.blockdriver.engines.rbd.provisioning.background import Looks
-from crust.blockdriver.engines.rbd.provisioning.snapshot_bytes import SnapshotBytes
 from crust.blockdriver.host.extents import Extent
 
 STATISTICS_S = 20.0
@@ -44,7 +43,7 @@ class OwnBytes(Looks):
     pause_factor = 20
     """Looks cost a twentieth of a thread's time at most."""
 
-    _snapshots: SnapshotBytes
+    _snapshots: snapshot_bytes.SnapshotBytes
     _volume_ids: Callable[[], Iterable[str]]
     _stored_bytes: Callable[[], int]
     _guard: threading.Lock = field(default_factory=threading.Lock, init=False)
