@@ -10,9 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from crust.blockdriver import guests, settings
-from crust.blockdriver.controller import topology
-from crust.blockdriver.controller.create_volume import Provisioner
-from crust.blockdriver.controller.list_volumes import VolumeLister
+from crust.blockdriver.controller import create_volume, list_volumes, topology
 from crust.blockdriver.controller.modify_volume import EnforcedByStorage, VolumeModifier
 from crust.blockdriver.engines.pool_access import RecordKind
 from crust.blockdriver.engines.protocol import Engine
@@ -25,12 +23,10 @@ from crust.blockdriver.node.node_unpublish import NodeUnpublish, NodeUnstage
 from crust.blockdriver.node.publish.deferred_publish import DeferredNodePublish
 from crust.blockdriver.node.publish.host_image import HostImage
 from crust.blockdriver.node.publish.node_publish import NodePublish
-from crust.blockdriver.records import models
+from crust.blockdriver.records import health, models, node_state
 from crust.blockdriver.records.capability_check import SupportedCapabilities
 from crust.blockdriver.records.capacity import PoolCapacity
-from crust.blockdriver.records.health import HealthCheck
 from crust.blockdriver.records.models import ContentRecord, SnapshotSet, VolumeRecord
-from crust.blockdriver.records.node_state import AttachSlots, NodeState
 from crust.blockdriver.records.records import IndexedRecords, Records
 from crust.blockdriver.records.stores import Stores
 from crust.blockdriver.services.calls import Calls
@@ -42,8 +38,7 @@ from crust.blockdriver.snapshots.content_source import ContentSources
 from crust.blockdriver.snapshots.freezer import Freezer
 from crust.blockdriver.snapshots.host_freeze import Intents
 from crust.blockdriver.snapshots.snapshot_sets import SnapshotSets
-from crust.core import errors, metrics, volumes
-from crust.core.operations import KeyedOperations
+from crust.core import errors, metrics, operations, volumes
 from crust.core.settings import OWN_DRIVER
 from crust.host.files.locks import ToolLocks
 from crust.host.filesystems import mkfs
@@ -73,7 +68,7 @@ def build(  # noqa: PLR0913 - one per setting
     thick: bool = False,
     reserve_snapshots: bool = True,
     max_snapshots_per_volume: int = settings.DEFAULT_MAX_SNAPSHOTS_PER_VOLUME,
-    attach_slots: AttachSlots | None = None,
+    attach_slots: node_state.AttachSlots | None = None,
     runtime_guests: guests.Guests | None = None,
     throttle: throttling.Throttle | None = None,
     io_cgroup: str = "",
@@ -94,12 +89,12 @@ def build(  # noqa: PLR0913 - one per setting
         records(RecordKind.VOLUMES), VolumeRecord, lambda text: pool.ids.is_volume_id(text)
     )
     index = volume_records.index
-    attach_slots = attach_slots or AttachSlots(node_id, settings.DEFAULT_MAX_VOLUMES)
+    attach_slots = attach_slots or node_state.AttachSlots(node_id, settings.DEFAULT_MAX_VOLUMES)
     attach_slots.pools.append((index, engine.access))
     stores = Stores(
         node_id=node_id,
         segment="" if role.is_shared else topology.value_of(node_id),
-        running=KeyedOperations(threads),
+        running=operations.KeyedOperations(threads),
         engine=engine,
         pool=pool,
         provisioning=provisioning,
@@ -111,13 +106,13 @@ def build(  # noqa: PLR0913 - one per setting
         snapshot_sets=IndexedRecords(
             records(RecordKind.SNAPSHOTS), SnapshotSet, lambda text: pool.ids.is_set_id(text)
         ),
-        node_state=NodeState(run_dir, engine.access),
+        node_state=node_state.NodeState(run_dir, engine.access),
         supported=SupportedCapabilities(provisioning.modes, provisioning.raw_modes, mkfs.SUPPORTED),
         capacity=PoolCapacity(index, provisioning, overcommit, pool_low_percent, reserve_snapshots),
         attach_slots=attach_slots,
     )
     reachable = runtime_guests or guests.Guests()
-    health_check, calls = HealthCheck(stores), Calls(stores.running)
+    health_check, calls = health.HealthCheck(stores), Calls(stores.running)
     io_limits = IoLimits(stores, throttle or throttling.Throttle(io_cgroup), reachable)
     freezer = Freezer(Intents(run_dir), engine.access, reachable)
     snapshots = SnapshotSets(stores, freezer, max_snapshots_per_volume)
@@ -129,8 +124,8 @@ def build(  # noqa: PLR0913 - one per setting
         stores=stores,
         snapshots=snapshots,
         calls=calls,
-        provisioner=Provisioner(stores, ContentSources(stores, snapshots), thick),
-        lister=VolumeLister(stores, health_check),
+        provisioner=create_volume.Provisioner(stores, ContentSources(stores, snapshots), thick),
+        lister=list_volumes.VolumeLister(stores, health_check),
         health_check=health_check,
         modifier=modifier,
     )

@@ -26,8 +26,7 @@ from crust.blockdriver.engines import pool_access
 from crust.blockdriver.pool_watch import PoolWatch
 from crust.blockdriver.records.node_state import NodeState
 from crust.blockdriver.settings import DEFAULT_POOL
-from crust.core import errors
-from crust.core.supervised import Health
+from crust.core import errors, supervised
 from crust.rpc.call import Call
 from crust.rpc.messages import csi
 from crust.rpc.serving.service import Methods, methods_of
@@ -76,7 +75,7 @@ class Pools:
     """The pools of a driver, by their names, the default one first; the health is that of the process."""
 
     _watches: Mapping[str, PoolWatch]
-    _health: Health
+    _health: supervised.Health
 
     def methods(self) -> Iterator[Methods]:
         """The methods of all services: those of this class, and the others at the pool of each request."""
@@ -264,7 +263,6 @@ class Pools:
 
 
 def _pool_ids(request: Message) -> Iterator[str]:
-    """The pools that the ids of a request name."""
     fields = request.DESCRIPTOR.fields_by_name
     ids = [getattr(request, name) for name in _IDS if name in fields]
     if isinstance(request, csi_pb2.CreateVolumeRequest):

@@ -18,8 +18,7 @@ from crust.blockdriver import guests
 from crust.blockdriver.ceph.connection import Connection
 from crust.blockdriver.ceph.user import CephUser, key_of
 from crust.blockdriver.driver import Driver, build
-from crust.blockdriver.engines import files, rbd
-from crust.blockdriver.engines.protocol import Engine, Fence
+from crust.blockdriver.engines import files, protocol, rbd
 from crust.blockdriver.pool_watch import PoolWatch
 from crust.blockdriver.pools import Pools
 from crust.blockdriver.records.node_state import AttachSlots
@@ -31,8 +30,7 @@ from crust.host import start_questions
 from crust.host.files import durable, locks
 from crust.host.mounts import propagation
 from crust.host.process import workers
-from crust.kubernetes_api import api
-from crust.kubernetes_api.volumes_in_use import out_of_service
+from crust.kubernetes_api import api, volumes_in_use
 from crust.rpc.port import Port, SocketPort
 from crust.rpc.serving.daemon import Daemon, starting
 from crust.rpc.serving.server import SOCKETS, Ports
@@ -48,7 +46,7 @@ OPENED_WITHIN_S = 10.0
 FENCE_PERIOD_S = 30.0
 """The cluster lists a client of a node without power as connected for as long."""
 
-_ENGINES: Mapping[str, Callable[[DriverSettings], Engine]] = {
+_ENGINES: Mapping[str, Callable[[DriverSettings], protocol.Engine]] = {
     "files": lambda settings: files.engine(
         settings.state_dir, settings.pool_id_file, create=settings.create_pool
     ),
@@ -159,7 +157,7 @@ def driver_of(settings: DriverSettings, connect: Callable[[str], Port] = SocketP
     return replace(drivers.pop(DEFAULT_POOL), further=drivers)
 
 
-def _rbd(settings: DriverSettings) -> Engine:
+def _rbd(settings: DriverSettings) -> protocol.Engine:
     ceph = settings.rbd
     assert ceph is not None, "checked with the settings"
     if not ceph.user:
@@ -182,7 +180,7 @@ def _rbd(settings: DriverSettings) -> Engine:
 
 
 async def keep_fencing(
-    fence: Fence,
+    fence: protocol.Fence,
     declared: Callable[[], Awaitable[frozenset[str]]],
     volume_ids: Callable[[], Iterable[volumes.VolumeId]],
     period_s: float = FENCE_PERIOD_S,
@@ -225,7 +223,7 @@ async def run_driver(settings: DriverSettings) -> None:
             # a bad kubeconfig ends the start before the driver serves a call
             client = await workers.run(api.client, settings.kubernetes.kubeconfig)
             stack.push_async_callback(client.close)
-            nodes = partial(out_of_service, client, driver.name)
+            nodes = partial(volumes_in_use.out_of_service, client, driver.name)
         daemon = await stack.enter_async_context(serving)
         if nodes is not None:
             fence = driver.stores.engine.fence

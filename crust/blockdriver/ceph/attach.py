@@ -19,10 +19,9 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from crust.blockdriver.ceph import claims, cluster_image
+from crust.blockdriver.ceph import claims, cluster_image, connection
 from crust.blockdriver.ceph.claim_object import Mode
 from crust.blockdriver.ceph.claims import Host
-from crust.blockdriver.ceph.connection import Connection
 from crust.blockdriver.ceph.user import CephUser, Timeouts
 from crust.core import errors, volumes
 
@@ -142,13 +141,13 @@ class _Answers:
     """The answer to each question is the method of that name."""
 
     _image: volumes.NetworkImage
-    _connection: Connection
+    _connection: connection.Connection
 
     def connect(self, image: dict[str, Any], key: str, timeouts: dict[str, int]) -> None:
         self._image = volumes.NetworkImage(**{**image, "monitors": tuple(image["monitors"])})
         monitors = ",".join(self._image.monitors)
         user = CephUser(monitors, self._image.user, key)
-        self._connection = Connection(user, Timeouts(**timeouts))
+        self._connection = connection.Connection(user, Timeouts(**timeouts))
         cluster_id = self._connection.fsid()
         if cluster_id != self._image.cluster:
             raise errors.NotReady.named(

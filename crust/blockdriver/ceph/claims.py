@@ -28,8 +28,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from crust.blockdriver.ceph import claim_object
-from crust.blockdriver.ceph.binding import Ioctx
+from crust.blockdriver.ceph import binding, claim_object
 from crust.blockdriver.ceph.claim_object import Claims, Holder, Mode, changed
 from crust.blockdriver.ceph.cluster_image import ClusterImage
 from crust.blockdriver.ceph.fencing import ImageNotCutOff, cut_off, with_ended
@@ -258,7 +257,7 @@ def end(claims: Claims, holders: tuple[Holder, ...], image: ClusterImage) -> Cla
     return _without(ended, holders)
 
 
-def check_claimable(ioctx: Ioctx, image: str, mode: Mode, host: Host) -> None:
+def check_claimable(ioctx: binding.Ioctx, image: str, mode: Mode, host: Host) -> None:
     """Raise as `take` if no sandbox on that host could take the image now.
 
     It is the driver's early answer, by the identity of a claim: node name and machine id. The runtime decides, in

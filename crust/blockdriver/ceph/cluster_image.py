@@ -12,9 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from crust.blockdriver.ceph import controller_lock
+from crust.blockdriver.ceph import connection, controller_lock
 from crust.blockdriver.ceph.binding import CephFailed, Image, Ioctx, load
-from crust.blockdriver.ceph.connection import Connection
 from crust.core import errors
 
 _CLIENT = 8
@@ -25,7 +24,7 @@ _CLIENT = 8
 class ClusterImage:
     """The image `name` in the namespace of `ioctx`, and the client that looks at it."""
 
-    client: Connection
+    client: connection.Connection
     ioctx: Ioctx
     name: str
 
@@ -76,7 +75,7 @@ class ClusterImage:
 
 @contextmanager
 def reached(
-    client: Connection, pool: str, namespace: str, name: str, error_text: str
+    client: connection.Connection, pool: str, namespace: str, name: str, error_text: str
 ) -> Iterator[ClusterImage]:
     """The image, for calls that begin and end inside the block; `error_text`, "cannot …", begins the error's text.
 

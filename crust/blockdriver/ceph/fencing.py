@@ -31,8 +31,7 @@ import threading
 from contextlib import suppress
 from dataclasses import replace
 
-from crust.blockdriver.ceph import claim_object, cluster_image, controller_lock
-from crust.blockdriver.ceph.binding import CephNotPermitted, load
+from crust.blockdriver.ceph import binding, claim_object, cluster_image, controller_lock
 from crust.blockdriver.ceph.claim_object import Claims, Holder
 from crust.blockdriver.ceph.cluster_image import ClusterImage
 from crust.core import errors
@@ -70,7 +69,7 @@ def cut_off(image: ClusterImage) -> tuple[str, ...]:
     if addresses:
         try:
             image.client.blocklist(sorted(addresses))
-        except CephNotPermitted as err:
+        except binding.CephNotPermitted as err:
             raise ImageNotCutOff(image.name, ended, err.user) from err
         pause = threading.Event()
         for _ in range(round(WATCH_GONE_S / _LOOK_EVERY_S)):
@@ -138,7 +137,7 @@ def _addresses(image: ClusterImage, claims: Claims) -> frozenset[str]:
     if is_all or any(not holder.address for holder in claims.holders):
         return recorded
     known = {*recorded, *(holder.address for holder in claims.holders), image.client.address()}
-    with suppress(load().rbd.ImageNotFound), image.opened() as opened:
+    with suppress(binding.load().rbd.ImageNotFound), image.opened() as opened:
         return recorded | controller_lock.unknown_clients(
             image.ioctx,
             lambda: (cluster_image.watchers(opened) | cluster_image.lockers(opened)) - known,

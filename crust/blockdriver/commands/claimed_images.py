@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 
 import click
 
-from crust.blockdriver.ceph import claim_object, cluster_image, fencing
-from crust.blockdriver.ceph.binding import Ioctx
+from crust.blockdriver.ceph import binding, claim_object, cluster_image, fencing
 from crust.blockdriver.ceph.connection import Connection
 from crust.blockdriver.ceph.user import CephUser
 from crust.blockdriver.engines.rbd import pool
@@ -26,7 +25,7 @@ class PoolAccess:
     key: str = field(repr=False)
 
     @contextmanager
-    def opened(self, error_text: str) -> Iterator[tuple[Connection, Ioctx]]:
+    def opened(self, error_text: str) -> Iterator[tuple[Connection, binding.Ioctx]]:
         """The connection and the namespace. Raises as `Connection`."""
         connection = Connection(CephUser(self.monitors, self.user, self.key))
         try:

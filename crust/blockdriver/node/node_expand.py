@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 
 from crust.blockdriver.engines.pool_access import Attachment
 from crust.blockdriver.host import device_mounts
-from crust.blockdriver.records import capability_check
+from crust.blockdriver.records import capability_check, node_state
 from crust.blockdriver.records.models import ContentRecord
-from crust.blockdriver.records.node_state import NotStaged
 from crust.blockdriver.records.stores import Stores
 from crust.core import errors, volumes
 from crust.host.mounts import growth, mountinfo
@@ -98,7 +97,7 @@ class NodeExpand:
             self.grow_image(request.volume_id, request.capacity)
         attachment = self.stores.access.refresh(request.volume_id)
         if attachment is None:
-            raise NotStaged(request.volume_id)
+            raise node_state.NotStaged(request.volume_id)
         size_bytes, wanted = attachment.size_bytes, request.capacity
         if size_bytes < wanted.required_bytes:
             raise errors.OutOfRange.named(

@@ -35,8 +35,7 @@ from crust.blockdriver.records.node_state import Staged
 from crust.blockdriver.records.stores import Stores
 from crust.core import deferral_keys, errors, volumes
 from crust.host.block import devices, signatures, users
-from crust.host.files import listing, target_paths
-from crust.host.files.locks import ToolLocks
+from crust.host.files import listing, locks, target_paths
 from crust.host.filesystems import format_decision, mkfs, superblocks
 from crust.host.filesystems.format_decision import Action
 from crust.host.process import syscalls, workers
@@ -66,7 +65,7 @@ class FilesystemPreparation:
     """Makes and checks filesystems. The caller makes one call per volume at a time."""
 
     stores: Stores
-    tool_locks: ToolLocks
+    tool_locks: locks.ToolLocks
 
     def begin(
         self, due: Preparation, descriptors: ExitStack, *, readonly: bool = False

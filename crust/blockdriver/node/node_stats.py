@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 
 from crust.blockdriver.host import device_mounts, usage
 from crust.blockdriver.node.node_expand import NotPublishedAtPath
-from crust.blockdriver.records import health
-from crust.blockdriver.records.models import VolumeRecord
+from crust.blockdriver.records import health, models
 from crust.blockdriver.records.stores import Stores
 from crust.core import errors, volumes
 from crust.host.mounts import mountinfo
@@ -25,7 +24,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    record: VolumeRecord
+    record: models.VolumeRecord
     size_bytes: int
     mount: mountinfo.Mount
     is_raw: bool

@@ -12,7 +12,6 @@ from crust.blockdriver.host.throttling import NONE
 from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.publish import publish_rules
 from crust.blockdriver.node.publish.host_image import HostImage
-from crust.blockdriver.node.publish.publish_rules import AdmittedPublish, Publish
 from crust.blockdriver.records.stores import Stores
 from crust.core import deferral_keys, errors, volumes
 from crust.host.block import devices, users
@@ -28,7 +27,7 @@ class DeferredNodePublish:
     io_limits: IoLimits
     host_image: HostImage
 
-    def publish_to_guest(self, request: Publish) -> volumes.DeferredMount:
+    def publish_to_guest(self, request: publish_rules.Publish) -> volumes.DeferredMount:
         """Publish the volume to a guest; an existing publish at this target is a success.
 
         Raises `CannotDeferRawBlock`, `RootGroupNotDeferrable`, the errors of `publish_rules.check_publish`,
@@ -64,7 +63,7 @@ class DeferredNodePublish:
             self._note(admitted)
         return mount
 
-    def _note(self, admitted: AdmittedPublish) -> None:
+    def _note(self, admitted: publish_rules.AdmittedPublish) -> None:
         content, limits = admitted.content, admitted.record.limits.value
         nobody_grows = admitted.request.nobody_grows
         is_known = content.in_guest and content.nobody_grows == nobody_grows
@@ -79,7 +78,7 @@ class DeferredNodePublish:
 
 
 def _describe(
-    admitted: AdmittedPublish, group: volumes.GroupChange | None
+    admitted: publish_rules.AdmittedPublish, group: volumes.GroupChange | None
 ) -> volumes.DeferredMount:
     """The data for the guest: an image goes with its user, and its key and a passphrase are secrets.
 

@@ -14,8 +14,7 @@ NodeUnpublishVolume removes. An entry without its mount does not count as a publ
 import logging
 from dataclasses import dataclass
 
-from crust.blockdriver.host import device_mounts, fs_group
-from crust.blockdriver.host.throttling import NONE
+from crust.blockdriver.host import device_mounts, fs_group, throttling
 from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.node_expand import NodeExpand
 from crust.blockdriver.node.node_stage import Preparation
@@ -102,7 +101,7 @@ class NodePublish:
             return self.host_image.make_ready(admitted) or self._begin(request)
         entry, device = admitted.entry, admitted.attachment.host_device  # raises NoHostDevice
         limits = admitted.record.limits.value
-        if limits != NONE:
+        if limits != throttling.NONE:
             self.io_limits.throttle.check_can_limit()
         if admitted.present is not None and admitted.present.done:
             self.io_limits.hold(limits, device)

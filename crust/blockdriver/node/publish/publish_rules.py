@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from crust.blockdriver.engines.pool_access import Attachment
-from crust.blockdriver.records import capability_check
-from crust.blockdriver.records.models import ContentRecord, VolumeRecord
+from crust.blockdriver.records import capability_check, models
 from crust.blockdriver.records.node_state import NotStaged, Published, Staged
 from crust.blockdriver.records.stores import Stores
 from crust.core import deferral_keys, errors, volumes
@@ -139,8 +138,8 @@ class AdmittedPublish:
     request: Publish
     entry: Published
     staged: Staged
-    record: VolumeRecord
-    content: ContentRecord
+    record: models.VolumeRecord
+    content: models.ContentRecord
     attachment: Attachment
     present: Published | None
     others: tuple[Published, ...]
