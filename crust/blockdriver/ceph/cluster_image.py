@@ -35,11 +35,9 @@ class ClusterImage:
 
     def watchers(self) -> frozenset[str]:
         """The addresses of the clients that have the image open for writing; none if there is no image."""
-        try:
-            with self.opened() as image:
-                return watchers(image)
-        except load().rbd.ImageNotFound:
-            return frozenset()
+        with suppress(load().rbd.ImageNotFound), self.opened() as image:
+            return watchers(image)
+        return frozenset()
 
     def strangers(self, known: frozenset[str] = frozenset()) -> frozenset[str]:
         """The watchers beside the known clients and the active controller. Raises `rbd.ImageNotFound`."""
@@ -48,13 +46,11 @@ class ClusterImage:
 
     def not_closed(self, addresses: frozenset[str]) -> frozenset[str]:
         """The clients whose writes may still arrive: they watch the image, or have librbd's lock."""
-        try:
-            with self.opened() as image:
-                if not image.features() & load().rbd.RBD_FEATURE_EXCLUSIVE_LOCK:
-                    return addresses
-                return addresses & (watchers(image) | lockers(image))
-        except load().rbd.ImageNotFound:
-            return frozenset()
+        with suppress(load().rbd.ImageNotFound), self.opened() as image:
+            if not image.features() & load().rbd.RBD_FEATURE_EXCLUSIVE_LOCK:
+                return addresses
+            return addresses & (watchers(image) | lockers(image))
+        return frozenset()
 
     def break_locks(self, addresses: frozenset[str]) -> None:
         """Break librbd's lock of blocklisted clients, and of no other.
