@@ -140,12 +140,7 @@ class KernelRbd:
 
     def find(self, image: volumes.NetworkImage) -> Mapping | None:
         """crust's mapping of the image itself, if there is one."""
-        with syscalls.translating("cannot list the images that the kernel has mapped"):
-            try:
-                names = os.listdir(f"{self.bus}/devices")
-            except FileNotFoundError:
-                return None
-        for name in sorted(names, key=int):
+        for name in sorted(listing.names(f"{self.bus}/devices"), key=int):
             if mapping := self._read(int(name), image):
                 return mapping
         return None
@@ -187,8 +182,6 @@ class KernelRbd:
         with syscalls.translating(f"cannot unmap the image {mapping.image}"):
             try:
                 self.write(self._entry("remove"), line)
-            except FileNotFoundError:
-                return
             except OSError as err:
                 if err.errno == errno.ENOENT:
                     return
@@ -236,10 +229,8 @@ class KernelRbd:
                     return None
                 device = os.makedev(int(text("major")), int(text("minor")))
                 return Mapping(number, image, text("client_addr"), device, "ro" in options)
-            except FileNotFoundError:
-                return None
             except OSError as err:
-                if err.errno == errno.ENODEV:
+                if err.errno in (errno.ENOENT, errno.ENODEV):
                     return None
                 raise
 

@@ -28,7 +28,7 @@ from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.provisioning.images import VolumeImages
 from crust.blockdriver.host import krbd
 from crust.core import errors, volumes
-from crust.host.files import durable
+from crust.host.files import durable, listing
 from crust.host.process import syscalls
 
 _MODES = {
@@ -40,6 +40,7 @@ _MODES = {
 
 _log = logging.getLogger(__name__)
 
+_NOTE_BYTES = 64 * 1024
 _NO_KEY = (CephKeyNotGiven, CephKeyRefused, CephNotPermitted)
 
 
@@ -60,12 +61,7 @@ def directory(run_dir: str) -> str:
 
 def noted(run_dir: str) -> tuple[volumes.VolumeId, ...]:
     """The volumes that are attached here, by the notes."""
-    path = directory(run_dir)
-    with syscalls.translating(f"cannot list {path}"):
-        try:
-            return tuple(volumes.VolumeId(name) for name in sorted(os.listdir(path)))
-        except FileNotFoundError:
-            return ()
+    return tuple(map(volumes.VolumeId, listing.names(directory(run_dir))))
 
 
 class RbdAccess:
@@ -279,12 +275,9 @@ class RbdAccess:
         durable.write_file(path, note.model_dump_json().encode() + b"\n")
 
     def _read_note(self, volume_id: str) -> _Note | None:
-        with syscalls.translating(f"cannot read the note of {volume_id}"):
-            try:
-                with open(self._note(volume_id), "rb") as file:
-                    data = file.read()
-            except FileNotFoundError:
-                return None
+        data = durable.find(self._note(volume_id), limit_bytes=_NOTE_BYTES)
+        if data is None:
+            return None
         try:
             return _Note.model_validate_json(data)
         except pydantic.ValidationError:

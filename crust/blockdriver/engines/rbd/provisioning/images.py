@@ -207,10 +207,9 @@ def volume_of(name: str) -> str:
 
 def parent(image: Image) -> str:
     """The name of the image's parent; empty if the image is no clone."""
-    try:
+    with suppress(load().rbd.ImageNotFound):
         return str(image.get_parent_image_spec()["image_name"])
-    except load().rbd.ImageNotFound:
-        return ""
+    return ""
 
 
 def is_blank(image: Image) -> bool:
