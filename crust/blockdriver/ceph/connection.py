@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 
 from crust.blockdriver.ceph import binding
 from crust.blockdriver.ceph.controller_lock import ControllerLock
-from crust.blockdriver.ceph.user import USUAL, CephUser, Timeouts
+from crust.blockdriver.ceph.user import CephUser, Timeouts
 from crust.core import errors
 
 _log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class Connection:
     """The connection of one user, opened at the first call. Safe from any thread. Raises `CephBindingMissing`."""
 
     ceph_user: CephUser
-    _timeouts: Timeouts = USUAL
+    _timeouts: Timeouts = field(default_factory=Timeouts)
     controller_lock: ControllerLock | None = field(default=None, init=False)
     """A controller's lock, which admits each new client."""
     _binding: binding.Binding = field(default_factory=binding.load, init=False)

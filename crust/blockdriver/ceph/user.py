@@ -35,9 +35,6 @@ class Timeouts:
     """Longer than a busy cluster takes for one step, shorter than the deadline of a CO's call."""
 
 
-USUAL = Timeouts()
-
-
 @dataclass(frozen=True, slots=True)
 class CephUser:
     """A user and the cluster to which it connects. The key is never shown."""

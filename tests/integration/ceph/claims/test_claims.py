@@ -341,7 +341,10 @@ def test_image_watched_by_blocklisted_client_is_not_free(
         take(second, B)
 
 
-@pytest.mark.parametrize("claims", [b'{"schema": 2}', b'{"schema": 0}', b"{}", b'{"holders": []}'])
+@pytest.mark.parametrize(
+    "claims",
+    [b'{"schema": 2}', b'{"schema": 0}', b"{}", b'{"holders": []}', b'{"schema": 1, "mode": ""}'],
+)
 def test_claim_that_cannot_be_read_is_nobodys(bench: Bench, claims: bytes) -> None:
     client = bench.node()
     unreadable = {"cookie": b"x", "claims": claims}
