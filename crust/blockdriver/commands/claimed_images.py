@@ -1,7 +1,7 @@
 """The work of `crust ceph`: it reads and changes the claims on the images of one namespace."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 
 import click
@@ -27,12 +27,11 @@ class PoolAccess:
     @contextmanager
     def opened(self, error_text: str) -> Iterator[tuple[Connection, binding.Ioctx]]:
         """The connection and the namespace. Raises as `Connection`."""
-        connection = Connection(CephUser(self.monitors, self.user, self.key))
-        try:
-            with connection.pool(self.pool, self.namespace, error_text) as ioctx:
-                yield connection, ioctx
-        finally:
-            connection.close()
+        with (
+            closing(Connection(CephUser(self.monitors, self.user, self.key))) as connection,
+            connection.pool(self.pool, self.namespace, error_text) as ioctx,
+        ):
+            yield connection, ioctx
 
 
 def listed(access: PoolAccess) -> None:

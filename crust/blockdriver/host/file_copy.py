@@ -14,7 +14,7 @@ import fcntl
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 from crust.blockdriver.host import extents
 from crust.core import errors
@@ -35,8 +35,7 @@ def clones(directory: durable.AnyPath) -> bool:
                 return _clone(source, target)
         finally:
             for name in names:
-                with suppress(FileNotFoundError):
-                    os.unlink(name)
+                durable.remove(name, survives_power_cut=False)
 
 
 def copy(
@@ -88,8 +87,7 @@ def copy(
                 os.fsync(copy_fd)
             os.rename(temporary, target)
         finally:
-            with suppress(FileNotFoundError):
-                os.unlink(temporary)
+            durable.remove(temporary, survives_power_cut=False)
 
 
 def _clone(source: int, target: int) -> bool:

@@ -10,9 +10,8 @@ value, so it is not removed with the first.
 
 A node seldom has the right to blocklist, and a waiting pod has none. So the controller frees images of clients that
 ended without closing them, and of nodes that are gone: a thread reads the claims of each image, and cuts the ended
-ones off (`crust.blockdriver.ceph.fencing`). After a look it pauses ten times as long, and a second at least. It cuts
-off nodes that were declared gone as `crust ceph fence` without `--even-if-connected`. A claim that cannot be freed
-now does not stop the others.
+ones off (`crust.blockdriver.ceph.fencing`). It cuts off nodes that were declared gone as `crust ceph fence` without
+`--even-if-connected`. A claim that cannot be freed now does not stop the others.
 
 A stop waits for the running piece of work, but not for the time of the data: undone work is in the lists, and half
 done work begins again, at the next start or by the next controller.
