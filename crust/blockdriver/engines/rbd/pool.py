@@ -26,8 +26,7 @@ from typing import Annotated
 import pydantic
 
 from crust.blockdriver import schema
-from crust.blockdriver.ceph import claim_object, controller_lock, omap
-from crust.blockdriver.ceph.binding import CephClientBlocklisted, Ioctx, ignoring, load
+from crust.blockdriver.ceph import binding, claim_object, controller_lock, omap
 from crust.blockdriver.ceph.controller_lock import ControllerLock
 from crust.blockdriver.engines import pool_access
 from crust.blockdriver.engines.pool_access import PoolAbsent, PoolIds, RecordKind
@@ -128,7 +127,7 @@ class RbdPool:
                 lock.take(ioctx, address, lambda dead: connection.blocklist((dead,)))
             if connection.address() != address:
                 # it was cut off meanwhile: the next look takes the lock again
-                raise CephClientBlocklisted(connection.ceph_user.user, address)
+                raise binding.CephClientBlocklisted(connection.ceph_user.user, address)
 
     def renew(self) -> None:
         lock = self._place.connection.controller_lock
@@ -186,7 +185,7 @@ class RbdPool:
     def _identity(self) -> _Identity | None:
         data = None
         error_text = f"cannot read the identity of {self.shown}"
-        with self._place.ioctx(error_text) as ioctx, ignoring(errno.ENOENT):
+        with self._place.ioctx(error_text) as ioctx, binding.ignoring(errno.ENOENT):
             data = omap.read_keys(ioctx, OBJECT, (_KEY,)).get(_KEY, b"")
         if data is None:
             return None
@@ -205,7 +204,7 @@ class RbdPool:
         )
 
 
-def capabilities(ioctx: Ioctx, pool: str, namespace: str, image: str) -> str:
+def capabilities(ioctx: binding.Ioctx, pool: str, namespace: str, image: str) -> str:
     """The `osd` part of the capabilities of a user for one volume: the user can open and write its image, and read
     no other image's data. Raises the binding's own errors.
 
@@ -231,9 +230,9 @@ def _objects(image_id: str) -> list[str]:
     return [f"rbd_data.{image_id}.", f"rbd_header.{image_id}", f"rbd_object_map.{image_id}"]
 
 
-def _ids(ioctx: Ioctx, image: str) -> Iterator[str]:
+def _ids(ioctx: binding.Ioctx, image: str) -> Iterator[str]:
     """The ids of the image and of the images with which it shares data; one of them may be in the trash."""
-    rbd = load().rbd
+    rbd = binding.load().rbd
     name = {"name": image}
     for _ in range(_MOST_ANCESTORS):
         with rbd.Image(ioctx, read_only=True, **name) as opened:

@@ -18,8 +18,7 @@ from dataclasses import replace
 
 import pydantic
 
-from crust.blockdriver.ceph import claim_object, claims
-from crust.blockdriver.ceph.binding import CephKeyRefused, CephNotPermitted, CephPoolMissing, Ioctx
+from crust.blockdriver.ceph import binding, claim_object, claims
 from crust.blockdriver.engines import pool_access, protocol
 from crust.blockdriver.engines.pool_access import READ_WRITE, Access, Attachment
 from crust.blockdriver.engines.rbd.node.host_devices import HostDevices
@@ -41,7 +40,7 @@ _MODES = {
 _log = logging.getLogger(__name__)
 
 _NOTE_BYTES = 64 * 1024
-_NO_KEY = (CephKeyNotGiven, CephKeyRefused, CephNotPermitted)
+_NO_KEY = (CephKeyNotGiven, binding.CephKeyRefused, binding.CephNotPermitted)
 
 
 class _Note(pydantic.BaseModel):
@@ -92,7 +91,7 @@ class RbdAccess:
             with place.ioctx("cannot free images that this node has unmapped") as ioctx:
                 for image in claim_object.images(ioctx):
                     self._free(place, ioctx, image)
-        except CephNotPermitted:
+        except binding.CephNotPermitted:
             self._free_if_known(volume_id)
         except errors.CrustError as err:
             _log.warning("images that this node has unmapped are not free", extra={"error": err})
@@ -109,7 +108,7 @@ class RbdAccess:
             extra = {"volume_id": volume_id, "error": err}
             _log.info("an image may still be claimed by this node", extra=extra)
 
-    def _free(self, place: Place, ioctx: Ioctx, image: str) -> None:
+    def _free(self, place: Place, ioctx: binding.Ioctx, image: str) -> None:
         """End this host's claim on an image that its kernel does not map, and is not about to map."""
         claim = claims.HostClaim(place.claimed(ioctx, image), self._host)
         claim.end_earlier_boots()
@@ -221,7 +220,7 @@ class RbdAccess:
                 else:
                     with contextlib.suppress(*_NO_KEY):
                         self._check_closed(volume_id)
-            except CephPoolMissing as err:
+            except binding.CephPoolMissing as err:
                 # the monitors' answer: there is no image, and no claim on it
                 if note.image.pool not in ("", err.pool):
                     raise
