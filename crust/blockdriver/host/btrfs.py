@@ -66,9 +66,8 @@ def uncounted_bytes(directory: AnyPath) -> int:
     ]
     uncounted = 0
     for name in names:
-        number = answers.seen(
-            answers.ask(name, partial(syscalls.read_attribute, name), needs="/sys")
-        )
+        asked = answers.ask(name, partial(syscalls.read_attribute, name), needs="/sys")
+        number = answers.seen(asked)
         assert number is not None
         uncounted += int(number)
     return uncounted

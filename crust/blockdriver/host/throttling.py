@@ -87,9 +87,8 @@ class Throttle:
                 if err.errno not in (errno.ENOENT, errno.EROFS, errno.EACCES, errno.EPERM):
                     raise
                 todo = f"write +io to {os.path.dirname(group)}/cgroup.subtree_control"
-                why = (
-                    f"{path} cannot be written ({os.strerror(err.errno)}); if it is missing, {todo}"
-                )
+                reason = os.strerror(err.errno)
+                why = f"{path} cannot be written ({reason}); if it is missing, {todo}"
                 raise CannotThrottle(why) from err
 
     def limits_of(self, device: volumes.DeviceIdentity) -> volumes.IoLimits:

@@ -39,9 +39,8 @@ class HostImage:
         request = admitted.request
         with ExitStack() as descriptors:
             lock = descriptors.enter_context(self.preparation.tool_locks.taking(request.volume_id))
-            attachment = self.stores.access.attach(
-                request.volume_id, _access(request, on_host=True)
-            )
+            access = _access(request, on_host=True)
+            attachment = self.stores.access.attach(request.volume_id, access)
             if attachment.device is None:
                 raise NoHostDevice()
             self.io_limits.settle(admitted.record.limits.value, attachment)

@@ -71,9 +71,9 @@ class NodePublish:
             await self.host_image.preparation.prepare(begun)
             await self.publish_on_host(request)
             return
-        admitted = begun.admitted
+        admitted, entry = begun.admitted, begun.admitted.entry
         if begun.group is not None:  # in steps, each with a place of its own
-            walk = fs_group.steps(admitted.entry.target, begun.group)
+            walk = fs_group.steps(entry.target, begun.group)
             is_unfinished = True
             try:
                 while is_unfinished:
@@ -87,11 +87,9 @@ class NodePublish:
                 raise
         if begun.grows:
             await self.node_expand.fill(
-                admitted.content, admitted.attachment, admitted.entry.fs_type, request.target.text
+                admitted.content, admitted.attachment, entry.fs_type, request.target.text
             )
-        await workers.run(
-            self.stores.node_state.note_published, admitted.entry.model_copy(update=_DONE)
-        )
+        await workers.run(self.stores.node_state.note_published, entry.model_copy(update=_DONE))
 
     def _begin(self, request: Publish) -> _Begun | Preparation | None:
         """Do all steps until the mount in one hop; returns what follows, or a preparation that comes first."""
@@ -128,20 +126,17 @@ class NodePublish:
 
     def _look(self, admitted: AdmittedPublish) -> bool:
         """Whether the volume is mounted at the target already; raises `TargetOccupied` for another mount."""
-        mount = mountinfo.at(admitted.entry.target)
+        entry, mount = admitted.entry, mountinfo.at(admitted.entry.target)
         if mount is None:
             return False
         if mount_api.is_guard(mount):
-            raise TargetOccupied(admitted.entry.target, "the guard mount of a deferred publish")
-        right_kind = (
-            device_mounts.is_node if admitted.entry.kind == "block" else device_mounts.is_filesystem
-        )
-        if not right_kind(mount, admitted.attachment.host_device):
-            raise TargetOccupied(admitted.entry.target, f"{mount.fs_type} from {mount.source}")
-        if admitted.entry.kind == "mount" and mount.writes_here == admitted.entry.readonly:
-            raise publish_rules.TargetPublishedDifferently(
-                admitted.entry.target, admitted.entry.volume_id
-            )
+            raise TargetOccupied(entry.target, "the guard mount of a deferred publish")
+        is_block = entry.kind == "block"
+        is_ours = device_mounts.is_node if is_block else device_mounts.is_filesystem
+        if not is_ours(mount, admitted.attachment.host_device):
+            raise TargetOccupied(entry.target, f"{mount.fs_type} from {mount.source}")
+        if not is_block and mount.writes_here == entry.readonly:
+            raise publish_rules.TargetPublishedDifferently(entry.target, entry.volume_id)
         return True
 
     def _mount(self, admitted: AdmittedPublish) -> None:
