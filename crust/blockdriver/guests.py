@@ -18,7 +18,6 @@ from crust.wire.v1 import runtime_pb2, runtime_pb2_grpc
 
 FREEZE_TIMEOUT_S = 60.0
 """A guest writes back its page cache before its filesystem is frozen."""
-
 THAW_TIMEOUT_S = 20.0
 LIMITS_TIMEOUT_S = 30.0
 

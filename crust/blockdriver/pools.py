@@ -156,9 +156,8 @@ class Pools:
             if problem is None:
                 controller = watch.driver.controller
                 space.thick = controller.provisioner.thick
-                measured = await controller.calls.read(
-                    (), controller.stores.capacity.measured, call
-                )
+                look = controller.stores.capacity.measured
+                measured = await controller.calls.read((), look, call)
                 for kind, number in measured.items():
                     setattr(space, f"{kind}_bytes", number)
             else:
@@ -202,9 +201,8 @@ class Pools:
         watch = self._of(request)
         watch.admit(call.method)
         service, rpc = call.method.rsplit("/", 2)[1:]
-        return getattr(getattr(watch.driver, _PARTS[service.rpartition(".")[2]]), rpc)(
-            request, call
-        )
+        part = getattr(watch.driver, _PARTS[service.rpartition(".")[2]])
+        return getattr(part, rpc)(request, call)
 
     async def _listed(self, request: Any, call: Call) -> Any:
         """A page, by pool and id. It ends at the limit, or where a pool has more; the token is the last id on it. The
@@ -269,9 +267,8 @@ def _pool_ids(request: Message) -> Iterator[str]:
         source = request.volume_content_source
         ids += [source.snapshot.snapshot_id, source.volume.volume_id]
     for value in ids:
-        yield from filter(
-            None, map(pool_access.pool_of, [value] if isinstance(value, str) else value)
-        )
+        texts = [value] if isinstance(value, str) else value
+        yield from filter(None, map(pool_access.pool_of, texts))
 
 
 def _pool_volume(listed: Listed, node_state: NodeState, pool_name: str) -> pool_pb2.PoolVolume:

@@ -315,19 +315,18 @@ class Connection:
         return cluster
 
     def _ioctx(self, client: _Client, pool: str, namespace: str) -> binding.Ioctx:
+        error_text = f"cannot open the pool {pool}"
         try:
             number = client.cluster.pool_lookup(pool)
             if number is None:
-                raise self._translated(errno.ENOENT, f"cannot open the pool {pool}", "pool", pool)
+                raise self._translated(errno.ENOENT, error_text, "pool", pool)
             with self._guard:
                 present = client.pools.get((number, namespace))
             if present is not None:
                 return present
             ioctx = client.cluster.open_ioctx2(number)
         except self._binding.failures as err:
-            raise self._translated(
-                binding.errno_of(err), f"cannot open the pool {pool}", "pool", pool
-            ) from err
+            raise self._translated(binding.errno_of(err), error_text, "pool", pool) from err
         ioctx.set_namespace(namespace)
         # Deletes must work on a full pool, and others fail with its quota instead of waiting for it.
         ioctx.set_osdmap_full_try()

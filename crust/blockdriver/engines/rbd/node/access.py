@@ -35,12 +35,9 @@ _MODES = {
     volumes.AccessMode.MULTI_NODE_MULTI_WRITER: claim_object.Mode.SHARED,
 }
 """The other modes have one writer, or readers of one node: a stage treats them as one holder's host."""
-
-
-_log = logging.getLogger(__name__)
-
 _NOTE_BYTES = 64 * 1024
 _NO_KEY = (CephKeyNotGiven, binding.CephKeyRefused, binding.CephNotPermitted)
+_log = logging.getLogger(__name__)
 
 
 class _Note(pydantic.BaseModel):

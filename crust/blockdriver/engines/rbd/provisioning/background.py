@@ -81,10 +81,8 @@ class Looks:
         thread.join(limit_s)
         unfinished = self._doing if thread.is_alive() else ""
         if unfinished:
-            extra = {"work": unfinished, "waited_s": limit_s}
-            _log.warning(
-                "background work is left to the next start, or the next controller", extra=extra
-            )
+            text = "background work is left to the next start, or the next controller"
+            _log.warning(text, extra={"work": unfinished, "waited_s": limit_s})
         return unfinished
 
     def _run(self, ends: threading.Event) -> None:

@@ -63,9 +63,8 @@ def object_map(
     if image.features() & needed == needed and not image.flags():
         with ignoring(errno.ENOENT):  # librbd too goes without a map that is gone
             number = None if snap is None else snap.number
-            return librbd_objects.read_object_map(
-                ioctx, image.id(), number, image.size() // object_bytes(image)
-            )
+            most_objects = image.size() // object_bytes(image)
+            return librbd_objects.read_object_map(ioctx, image.id(), number, most_objects)
     return None
 
 

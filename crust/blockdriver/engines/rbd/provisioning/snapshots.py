@@ -21,7 +21,7 @@ from crust.blockdriver.engines.pool_access import RecordKind, set_of
 from crust.blockdriver.engines.protocol import Image as Snapshot
 from crust.blockdriver.engines.protocol import NoChangeTracking, SnapshotMissing
 from crust.blockdriver.engines.rbd.provisioning import image_use, images
-from crust.blockdriver.engines.rbd.provisioning.images import VolumeImages
+from crust.blockdriver.engines.rbd.provisioning.images import VolumeImages, hidden, user_snapshots
 from crust.blockdriver.engines.rbd.provisioning.snapshot_bytes import SnapshotBytes, bytes_of
 from crust.blockdriver.engines.rbd.records import RbdRecords
 from crust.blockdriver.host.extents import Extent
@@ -42,7 +42,7 @@ class RbdSnapshots(VolumeImages):
         with self.place.ioctx(f"cannot list {self.place.shown}") as ioctx:
             for name in self.place.names(ioctx):
                 with ignoring(errno.ENOENT), self.place.image(ioctx, name) as image:
-                    names.update(images.user_snapshots(image))
+                    names.update(user_snapshots(image))
         unfinished = frozenset(self.set_records.unfinished())
         return frozenset(name for name in names if set_of(name) not in unfinished)
 
@@ -55,9 +55,7 @@ class RbdSnapshots(VolumeImages):
             for name in self.all_of(ioctx, volume_id):
                 with ignoring(errno.ENOENT):
                     with self.place.image(ioctx, name) as image:
-                        is_left = snapshot_id in images.user_snapshots(image) or images.hidden(
-                            image, snapshot_id
-                        )
+                        is_left = snapshot_id in user_snapshots(image) or hidden(image, snapshot_id)
                     if is_left:
                         with image_use.changing(self.place, ioctx, name) as image:
                             self.remove_from(image, snapshot_id)
@@ -65,9 +63,9 @@ class RbdSnapshots(VolumeImages):
 
     def remove_from(self, image: Image, snapshot_id: str) -> None:
         """Remove a snapshot from an image that is open for changes; absent is a success."""
-        hidden_ids = images.hidden(image, snapshot_id)
+        hidden_ids = hidden(image, snapshot_id)
         with self.snapshot_bytes.removal(image.id(), snapshot_id):
-            if snapshot_id in images.user_snapshots(image):
+            if snapshot_id in user_snapshots(image):
                 image.remove_snap(snapshot_id)
             for number in hidden_ids:
                 with ignoring(errno.ENOENT, errno.EBUSY):  # a clone has it still
@@ -77,7 +75,7 @@ class RbdSnapshots(VolumeImages):
         """The name of the image with the snapshot, whose volume may be deleted. Raises `SnapshotMissing`."""
         for name in self.all_of(ioctx, snapshot.volume_id):
             with ignoring(errno.ENOENT), self.place.image(ioctx, name) as image:
-                if snapshot.snapshot_id in images.user_snapshots(image):
+                if snapshot.snapshot_id in user_snapshots(image):
                     return name
         raise SnapshotMissing(snapshot.snapshot_id)
 
@@ -104,7 +102,7 @@ class RbdSnapshots(VolumeImages):
                     "they are of two volumes that had one name, one after the other"
                 )
             with self.place.image(ioctx, name) as image:
-                order = images.user_snapshots(image)  # by age
+                order = user_snapshots(image)  # by age
                 if order.index(base.snapshot_id) > order.index(target.snapshot_id):
                     raise NoChangeTracking("the base is younger than the target")
                 image.set_snap(target.snapshot_id)
