@@ -67,9 +67,8 @@ class NodeStats:
     ) -> health.Health:
         volume_health = self.health_check.examine(volume_id)
         entry = self.stores.node_state.published(path) if path else None
-        has_problem = any(
-            finding.kind is not health.Kind.DEGRADED for finding in volume_health.findings
-        )
+        kinds = {finding.kind for finding in volume_health.findings}
+        has_problem = bool(kinds - {health.Kind.DEGRADED})
         if path is None or has_problem or (entry is not None and entry.deferred):
             return volume_health
         problem = _problem(self._find(Look(volume_id, path, deferred=False)))
