@@ -152,7 +152,8 @@ _BENEATH = struct.pack(
 )
 # struct statx of statx(2), as far as crust reads it: attributes, mode, major and minor of st_rdev, mount id.
 _STATX = struct.Struct("=8xQ12xH98xII8xQ104x")
-_StatxBuffer = ctypes.c_char * _STATX.size  # made faster than by create_string_buffer: a look makes one a descriptor
+# Made faster than by create_string_buffer: a look makes one for each descriptor.
+_StatxBuffer = ctypes.c_char * _STATX.size
 
 
 @contextmanager

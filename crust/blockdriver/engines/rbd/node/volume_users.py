@@ -133,14 +133,20 @@ class VolumeUsers(Users):
         """From the first connection; before, from the notes; without notes, of no pool."""
         return self._ids or PoolIds(self._noted())
 
-    def open(self) -> None:
-        """Nothing: the first key opens the pool. Each call checks it by itself, and a pod's key is not used between
-        calls.
-        """
+    def find(self) -> None:
+        """Nothing: this node has no key."""
 
-    find = check_in_place = open
-    lock = renew = open
-    """Every node uses the pool: it has no lock."""
+    def lock(self) -> None:
+        """Nothing: every node uses the pool."""
+
+    def renew(self) -> None:
+        """Nothing: a node has no lock."""
+
+    def open(self) -> None:
+        """Nothing: the first key opens it."""
+
+    def check_in_place(self) -> None:
+        """Nothing: each call checks by itself, and a pod's key is not used between calls."""
 
     def let_go(self) -> None:
         """Forget all users, and disconnect after running calls have ended."""
