@@ -45,8 +45,7 @@ class RuntimeClient:
     ) -> int:
         """Grow the filesystem to its device's size; returns that size in bytes."""
         request = runtime_pb2.RuntimeExpandVolumeRequest(
-            volume_target_path=target_path,
-            capacity_range=crust_v1.capacity_range_to_wire(capacity),
+            volume_target_path=target_path, capacity_range=crust_v1.capacity_range_to_wire(capacity)
         )
         # the driver has used some of the caller's time; the proxy must answer before the shim's deadline
         timeout_s = EXPAND_TIMEOUT_S

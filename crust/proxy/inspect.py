@@ -99,9 +99,7 @@ class Inspect:
             flag=request.defer_fs_ops, block=request.block, context=request.volume_context
         )
         return inspect_pb2.ExplainPolicyResponse(
-            deferred=decision.defer,
-            handler=decision.handler or "",
-            decided_by=decision.decider,
+            deferred=decision.defer, handler=decision.handler or "", decided_by=decision.decider
         )
 
     async def GetHealth(

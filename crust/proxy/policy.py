@@ -58,12 +58,7 @@ class Policy:
         return context.get(DEFER, self.default and self.default.value) == Defer.ALWAYS.value
 
     async def decide(
-        self,
-        *,
-        flag: bool,
-        block: bool,
-        context: Mapping[str, str],
-        known: str | None = None,
+        self, *, flag: bool, block: bool, context: Mapping[str, str], known: str | None = None
     ) -> Decision:
         """Decide for one publish; `known` is the handler that this target of the volume is published to already.
 

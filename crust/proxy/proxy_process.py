@@ -81,10 +81,7 @@ async def check_propagation(settings: ProxySettings) -> None:
 
 @asynccontextmanager
 async def running(
-    settings: ProxySettings,
-    *,
-    host: Host | None = None,
-    threads: Workers | None = None,
+    settings: ProxySettings, *, host: Host | None = None, threads: Workers | None = None
 ) -> AsyncIterator[Daemon]:
     async with (
         owning(settings) as daemon,

@@ -22,13 +22,7 @@ from crust.host.block.device_sets import DeviceSet
 from crust.host.block.openers import Openers
 from crust.host.process import workers
 from crust.proxy.guard import verify
-from crust.proxy.handlers import (
-    Handler,
-    Handlers,
-    check_features,
-    check_place,
-    mount_of,
-)
+from crust.proxy.handlers import Handler, Handlers, check_features, check_place, mount_of
 from crust.proxy.policy import Decision
 from crust.proxy.table import Entries, Event, observed
 from crust.proxy.target import (
@@ -299,10 +293,7 @@ class Publish:
         run.opened = None  # a program may have taken long
 
     def _place(
-        self,
-        run: _Run,
-        record: Record,
-        secrets: Mapping[str, str],
+        self, run: _Run, record: Record, secrets: Mapping[str, str]
     ) -> tuple[Entry, DeviceSet]:
         """Reserve the device, which is known now, and write the entry of the guarded target. Blocks."""
         devices = self._reserve_device(run, record, secrets)

@@ -116,10 +116,7 @@ class CsiService:
         """Pass the publish on, after a check that it cannot affect a deferred one."""
         key = self._unchecked_key(request.volume_id)
         target = volumes.TargetPath(request.target_path)  # unchecked: the driver checks it
-        with (
-            self._operations.shared(key),
-            self._operations.shared(target, "NodePublishVolume"),
-        ):
+        with self._operations.shared(key), self._operations.shared(target, "NodePublishVolume"):
             row, is_new = await self._on_host.begin(key, request)
             response = await self._backend.port.forward(call, data)
             if self._table.reservations():
@@ -174,10 +171,7 @@ class CsiService:
         except volumes.InvalidPath:
             return
         seen = await self._operations.look(
-            path,
-            lambda: self._entries.targets.look(target),
-            timeout_s=_LOOK_S,
-            left_s=time_left_s,
+            path, lambda: self._entries.targets.look(target), timeout_s=_LOOK_S, left_s=time_left_s
         )
         if seen.stack in (MountStack.GUARD, MountStack.BURIED):
             raise volumes.InvalidPath("target_path", path, "a link leads from it to a guard mount")

@@ -46,10 +46,7 @@ class ControllerShim:
     """
 
     def __init__(
-        self,
-        driver: CsiDriver,
-        users: VolumesInUse | None = None,
-        driver_name: str = "",
+        self, driver: CsiDriver, users: VolumesInUse | None = None, driver_name: str = ""
     ) -> None:
         self._users = users
         self._driver_name = driver_name

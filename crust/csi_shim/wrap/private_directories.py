@@ -118,10 +118,7 @@ def is_wrapped(paths: PrivatePaths) -> bool:
 def had_secrets(paths: PrivatePaths) -> bool:
     """Whether the stage had secrets, by the record."""
     for path in (paths.staging, paths.change):
-        with (
-            syscalls.translating(f"cannot look at {path}"),
-            contextlib.suppress(FileNotFoundError),
-        ):
+        with syscalls.translating(f"cannot look at {path}"), contextlib.suppress(FileNotFoundError):
             if os.lstat(path).st_mode & stat.S_ISVTX:
                 return True
     return False

@@ -64,10 +64,7 @@ _MKFS_XFS = (
     *("mkfs.xfs", "-q", "-K", "-i", "sparse=1"),
     *("-m", "crc=1,finobt=1,rmapbt=0,reflink=1,bigtime=1,inobtcount=1"),
 )
-_XFS_LATER = (
-    ((5, 19), ("-i", "nrext64=0")),
-    ((6, 10), ("-i", "exchange=0", "-n", "parent=0")),
-)
+_XFS_LATER = (((5, 19), ("-i", "nrext64=0")), ((6, 10), ("-i", "exchange=0", "-n", "parent=0")))
 
 # Not -f, as for xfs. One device holds one copy of the data and two of the metadata, which is mkfs's own choice.
 # With -U it searches every block device of /sys for the UUID, as root, in bytes of guests: so it gets an empty /sys.

@@ -41,8 +41,7 @@ class StagingPathNotGiven(errors.NotReady):
 class FieldTooLong(errors.InvalidRequest):
     def __init__(self, field: str, size_bytes: int, limit_bytes: int) -> None:
         super().__init__(
-            f"{field} is too long",
-            why=f"it has {size_bytes} bytes, CSI allows {limit_bytes}",
+            f"{field} is too long", why=f"it has {size_bytes} bytes, CSI allows {limit_bytes}"
         )
 
 
