@@ -100,7 +100,7 @@ class RuntimeApi:
     ) -> runtime_pb2.RuntimeExpandVolumeResponse:
         """Grow the filesystem to its device. Without a sandbox only the record changes; the next mount grows it."""
         target = self._expect(request.volume_target_path).target
-        capacity = crust_v1.capacity_range(request.capacity_range)
+        capacity = csi.capacity_range(request.capacity_range)
         try:
             size_bytes = await self.entries.operations.run(
                 target,

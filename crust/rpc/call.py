@@ -9,6 +9,7 @@ import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -45,6 +46,7 @@ _FIELDS = {
 """Field of a request to key of a log line; the first set field of a key counts."""
 
 
+@dataclass(eq=False, slots=True)
 class Call:
     """A call of `method` (`/csi.v1.Node/NodeStageVolume`) with the metadata of its caller, who waits `timeout` s.
 
@@ -52,30 +54,22 @@ class Call:
     waits for an absent peer.
     """
 
-    __slots__ = ("_begun", "_ends_s", "initial", "metadata", "method", "trailing", "wait_for_ready")
-
-    def __init__(
-        self,
-        method: str,
-        metadata: Metadata = (),
-        timeout: float | None = None,
-        begun: Callable[[Metadata], Awaitable[None]] | None = None,
-        *,
-        wait_for_ready: bool = False,
-    ) -> None:
-        self.method = method
-        self.metadata = metadata
-        """The caller's metadata, without that of its connection."""
-        self._ends_s = None if timeout is None else time.monotonic() + timeout
-        self._begun = begun
-        self.wait_for_ready = wait_for_ready
-        self.initial: Metadata = ()
-        self.trailing: Metadata = ()
-        """The metadata after the answer."""
+    method: str
+    metadata: Metadata = ()
+    """The caller's metadata, without that of its connection."""
+    timeout: float | None = None
+    begun: Callable[[Metadata], Awaitable[None]] | None = None
+    wait_for_ready: bool = field(default=False, kw_only=True)
+    initial: Metadata = field(default=(), init=False)
+    trailing: Metadata = field(default=(), init=False)
+    """The metadata after the answer."""
+    _began_s: float = field(default_factory=time.monotonic, init=False)
 
     def time_remaining(self) -> float | None:
         """The time that the caller still waits, in seconds; None: without a limit."""
-        return None if self._ends_s is None else max(0.0, self._ends_s - time.monotonic())
+        if self.timeout is None:
+            return None
+        return max(0.0, self._began_s + self.timeout - time.monotonic())
 
     def onward(self) -> Mapping[str, Any]:
         """The arguments of a call for this call, beside its request: the metadata, and the remaining time."""
@@ -84,8 +78,8 @@ class Call:
     async def begin(self, initial: Metadata = ()) -> None:
         """Tell the caller that its call has begun, before the first answer."""
         self.initial = initial
-        if self._begun is not None:
-            await self._begun(initial)
+        if self.begun is not None:
+            await self.begun(initial)
 
 
 def pairs(metadata: Any) -> Metadata:
@@ -105,9 +99,9 @@ def fields_of(request: Message | None, driver: str = "", metadata: Metadata = ()
     if driver:
         fields.setdefault("driver", driver)
     request_fields = {} if request is None else request.DESCRIPTOR.fields_by_name
-    for field, key in _FIELDS.items():
-        if field in request_fields and key not in fields:
-            value = getattr(request, field)
+    for name, key in _FIELDS.items():
+        if name in request_fields and key not in fields:
+            value = getattr(request, name)
             if value and isinstance(value, str):
                 fields[key] = value[:_TEXT_MAX]
     fields["request_id"] = request_id or secrets.token_hex(6)

@@ -19,7 +19,7 @@ import grpc.aio
 from crust.core import errors, operations, volumes
 from crust.host.process.workers import Workers
 from crust.rpc.call import Call
-from crust.rpc.messages import crust_v1
+from crust.rpc.messages import crust_v1, csi
 from crust.rpc.serving import server
 from crust.rpc.serving.service import Service, methods_of
 from crust.wire.v1 import handlers_pb2, types_pb2
@@ -117,7 +117,7 @@ class _Servicer:
         self, request: handlers_pb2.ExpandVolumeRequest, call: Call
     ) -> handlers_pb2.ExpandVolumeResponse:
         target = volumes.TargetPath.parse(request.target_path)
-        capacity = crust_v1.capacity_range(request.capacity_range)
+        capacity = csi.capacity_range(request.capacity_range)
         size_bytes = await self._running.run(
             target, "ExpandVolume", capacity, lambda: self._handler.expand(target, capacity)
         )

@@ -145,21 +145,6 @@ def condition_to_wire(value: volumes.VolumeCondition | None) -> types_pb2.Volume
     return types_pb2.VolumeCondition(abnormal=value.abnormal, message=value.message)
 
 
-def capacity_range(pb: types_pb2.CapacityRange | csi_pb2.CapacityRange) -> volumes.CapacityRange:
-    """Decode a range; raises `errors.InvalidRequest`, and `errors.OutOfRange` when no size can satisfy it."""
-    if pb.required_bytes < 0 or pb.limit_bytes < 0:
-        raise errors.InvalidRequest(
-            "the capacity range is invalid", why="a number of bytes is negative"
-        )
-    if pb.limit_bytes and pb.required_bytes > pb.limit_bytes:
-        raise errors.OutOfRange(
-            "the capacity range is empty",
-            why=f"required_bytes {pb.required_bytes} is above limit_bytes {pb.limit_bytes}",
-            hint="raise the limit or ask for less",
-        )
-    return volumes.CapacityRange(pb.required_bytes, pb.limit_bytes)
-
-
 def capacity_range_to_wire(value: volumes.CapacityRange) -> types_pb2.CapacityRange:
     return types_pb2.CapacityRange(
         required_bytes=value.required_bytes, limit_bytes=value.limit_bytes

@@ -16,8 +16,8 @@ from dataclasses import asdict
 from crust.core import deferral_keys, errors, volumes
 from crust.host.mounts import mount_options
 from crust.rpc.messages import crust_v1
-from crust.rpc.messages.crust_v1 import capacity_range as capacity_range
 from crust.wire.csi.v1 import csi_pb2
+from crust.wire.v1 import types_pb2
 
 MAP_MAX_BYTES = 4096
 RECORDED_ID_MAX_BYTES = 512
@@ -153,6 +153,21 @@ def capability(
         return volumes.VolumeCapability(access, volumes.AccessMode(number))
     except ValueError as err:
         raise UnsupportedValue(f"{field}.access_mode.mode", number) from err
+
+
+def capacity_range(pb: types_pb2.CapacityRange | csi_pb2.CapacityRange) -> volumes.CapacityRange:
+    """Decode a range; raises `errors.InvalidRequest`, and `errors.OutOfRange` when no size can satisfy it."""
+    if pb.required_bytes < 0 or pb.limit_bytes < 0:
+        raise errors.InvalidRequest(
+            "the capacity range is invalid", why="a number of bytes is negative"
+        )
+    if pb.limit_bytes and pb.required_bytes > pb.limit_bytes:
+        raise errors.OutOfRange(
+            "the capacity range is empty",
+            why=f"required_bytes {pb.required_bytes} is above limit_bytes {pb.limit_bytes}",
+            hint="raise the limit or ask for less",
+        )
+    return volumes.CapacityRange(pb.required_bytes, pb.limit_bytes)
 
 
 def is_readonly(request: csi_pb2.NodePublishVolumeRequest) -> bool:
