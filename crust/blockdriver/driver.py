@@ -45,6 +45,7 @@ from crust.host.filesystems import mkfs
 from crust.host.process import syscalls, workers
 from crust.host.process.workers import Workers
 from crust.rpc.messages import csi
+from crust.wire.csi.v1 import csi_pb2
 
 COLLECT_PERIOD_S = 3600.0
 EXAMINE_PERIOD_S = 60.0
@@ -112,7 +113,9 @@ def build(  # noqa: PLR0913 - one per setting
         attach_slots=attach_slots,
     )
     reachable = runtime_guests or guests.Guests()
-    health_check, calls = health.HealthCheck(stores), Calls(stores.running)
+    health_check, segment = health.HealthCheck(stores), stores.segment
+    places = (csi_pb2.Topology(segments={topology.KEY: segment}),) if segment else ()
+    calls = Calls(stores.running, places)
     io_limits = IoLimits(stores, throttle or throttling.Throttle(io_cgroup), reachable)
     freezer = Freezer(Intents(run_dir), engine.access, reachable)
     snapshots = SnapshotSets(stores, freezer, max_snapshots_per_volume)

@@ -157,9 +157,10 @@ class Provisioner:
     def _making(self, record: VolumeRecord) -> Iterator[NewVolume]:
         volume_id, source = record.volume_id, record.content_source
         cloned = volumes.VolumeId(source.id) if source and source.kind == "volume" else None
+        kind: capacity.Kind = "thick" if record.thick else "thin"
         with (
             self.stores.capacity.reserved(
-                volume_id, record.capacity_bytes, thick=record.thick, cloned=cloned
+                volume_id, record.capacity_bytes, kind=kind, cloned=cloned
             ),
             self.stores.provisioning.making(volume_id) as making,
         ):

@@ -185,8 +185,9 @@ class VolumeModifier:
         maximum = self.stores.provisioning.maximum_bytes
         size_bytes = capacity.choose(size_range, minimum=record.capacity_bytes, maximum=maximum)
         volume_id = record.volume_id
+        kind: capacity.Kind = "thick" if record.thick else "thin"
         reserved = self.stores.capacity.reserved(
-            volume_id, size_bytes, thick=record.thick, present_bytes=record.capacity_bytes
+            volume_id, size_bytes, kind=kind, present_bytes=record.capacity_bytes
         )
         with reserved:
             self.stores.provisioning.grow(volume_id, size_bytes, thick=record.thick)

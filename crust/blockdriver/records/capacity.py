@@ -41,12 +41,16 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
 
 from crust.blockdriver.engines.protocol import PoolSpace, Provisioning
 from crust.blockdriver.records.models import Usage
 from crust.blockdriver.records.records import Index
 from crust.core import errors, volumes
 from crust.host.filesystems import mkfs
+
+Kind: TypeAlias = Literal["thin", "thick", "aside"]
+"""Of what is reserved: for a thin or a thick volume until it has a record, or set aside for a set of snapshots."""
 
 
 @dataclass(slots=True)
@@ -62,9 +66,9 @@ class PoolCapacity:
     _low_percent: int
     _reserves_snapshots: bool
     _guard: threading.Lock = field(default_factory=threading.Lock, init=False)
-    _pending: dict[str, int] = field(default_factory=dict, init=False)
-    _pending_thick: dict[str, int] = field(default_factory=dict, init=False)
-    _aside: dict[str, int] = field(default_factory=dict, init=False)
+    _reserved: dict[Kind, dict[str, int]] = field(
+        default_factory=lambda: {"thin": {}, "thick": {}, "aside": {}}, init=False
+    )
     _unrecorded: tuple[volumes.VolumeId, ...] = field(default=(), init=False)
     missing_bytes: int = field(default=0, init=False)
     """What thin volumes were promised and the medium has no longer, when its space was last looked at."""
@@ -73,22 +77,32 @@ class PoolCapacity:
         """Find the pool's `images` without a record, once the records are read."""
         self._unrecorded = tuple(image for image in images if not self._index.has(image))
 
+    @contextmanager
     def reserved(
         self,
-        volume_id: str,
+        volume_or_set_id: str,
         size_bytes: int,
         *,
-        thick: bool,
+        kind: Kind,
         present_bytes: int = 0,
         cloned: volumes.VolumeId | None = None,
-    ) -> AbstractContextManager[None]:
+    ) -> Iterator[None]:
         """Reserve `size_bytes` for a volume of `present_bytes` until its record has them, and what the volume that it
         is `cloned` from loses. Raises `OutOfCapacity`.
         """
-        pending = self._pending_thick if thick else self._pending
         if cloned is not None and self._is_promised(cloned):
             size_bytes += self._provisioning.cloned_bytes(cloned)
-        return self._reserving(pending, volume_id, size_bytes, size_bytes - present_bytes)
+        space = self._space()
+        with self._guard:
+            free_bytes = self._free_bytes(space, thick=kind != "thin")
+            if size_bytes - present_bytes > free_bytes:
+                raise _out_of_capacity(size_bytes - present_bytes, free_bytes)
+            self._reserved[kind][volume_or_set_id] = size_bytes
+        try:
+            yield
+        finally:
+            with self._guard:
+                del self._reserved[kind][volume_or_set_id]
 
     def set_aside(
         self, set_id: str, volume_ids: Iterable[volumes.VolumeId]
@@ -96,7 +110,7 @@ class PoolCapacity:
         """Reserve the blocks of a set of snapshots until it is committed or given up. Raises `OutOfCapacity`."""
         sources = [volume_id for volume_id in volume_ids if self._is_promised(volume_id)]
         size_bytes = sum(map(self._provisioning.added_bytes, sources))
-        return self._reserving(self._aside, set_id, size_bytes, size_bytes)
+        return self.reserved(set_id, size_bytes, kind="aside")
 
     def check_taken(
         self, set_id: str, volume_ids: Iterable[volumes.VolumeId], added_bytes: int
@@ -115,30 +129,13 @@ class PoolCapacity:
             )
             if added_bytes > free_bytes:
                 raise _out_of_capacity(added_bytes, free_bytes)
-            self._aside[set_id] = added_bytes
+            self._reserved["aside"][set_id] = added_bytes
 
     def _is_promised(self, volume_id: volumes.VolumeId) -> bool:
         """Whether a snapshot of the volume needs free blocks: as a copy, or by its right to all of its own."""
         summary = self._index.get(volume_id)
         has_right = self._overcommit <= 1 or (summary is not None and summary.thick)
         return (self._reserves_snapshots and has_right) or not self._provisioning.copies_at_once()
-
-    @contextmanager
-    def _reserving(
-        self, reservations: dict[str, int], key: str, size_bytes: int, wanted_bytes: int
-    ) -> Iterator[None]:
-        space = self._space()
-        with self._guard:
-            thick = reservations is not self._pending
-            free_bytes = self._free_bytes(space, thick=thick)
-            if wanted_bytes > free_bytes:
-                raise _out_of_capacity(wanted_bytes, free_bytes)
-            reservations[key] = size_bytes
-        try:
-            yield
-        finally:
-            with self._guard:
-                del reservations[key]
 
     def available_bytes(self, *, thick: bool = False) -> int:
         """The free capacity now, for a thin volume or a thick one, rounded down to mebibytes."""
@@ -162,7 +159,7 @@ class PoolCapacity:
 
     def _space(self) -> "_Seen":
         with self._guard:
-            aside = dict(self._aside)
+            aside = dict(self._reserved["aside"])
         without_record = [
             volume_id for volume_id in self._unrecorded if not self._index.has(volume_id)
         ]
@@ -178,8 +175,8 @@ class PoolCapacity:
         """
         space = seen.space
         left = space.free_bytes + space.own_bytes - space.spare_bytes - space.snapshot_bytes
-        left -= self._index.reserved_bytes(self._pending_thick, thick=True)
-        thin = self._index.reserved_bytes(self._pending) + seen.unknown_bytes
+        left -= self._index.reserved_bytes(self._reserved["thick"], thick=True)
+        thin = self._index.reserved_bytes(self._reserved["thin"]) + seen.unknown_bytes
         unreserved = left - math.ceil(thin / self._overcommit)
         missing = -unreserved - space.spare_bytes - space.unseen_bytes
         if self._overcommit > 1 and thin:  # they may fail with less written than was promised
@@ -188,7 +185,7 @@ class PoolCapacity:
         if not thick:
             unreserved = int(left * self._overcommit) - thin
         # a set that was committed since the look has its blocks in no snapshot of the look
-        aside_of = seen.aside | self._aside
+        aside_of = seen.aside | self._reserved["aside"]
         aside = sum(size for set_id, size in aside_of.items() if set_id != without)
         usable = space.free_bytes - space.spare_bytes
         return max(min(usable + taken_bytes, unreserved) - aside, 0)
@@ -222,7 +219,7 @@ _RAW_MINIMUM_BYTES = MIB
 def minimum_bytes(usages: Iterable[Usage]) -> int:
     """The smallest size for a volume that may have any of `usages`; a raw one needs one mebibyte."""
     fs_types = {usage.fs_type for usage in usages if usage.kind == "mount"}
-    return max(map(mkfs.minimum_bytes, fs_types), default=_RAW_MINIMUM_BYTES)
+    return max((mkfs.TABLE[each].minimum_bytes for each in fs_types), default=_RAW_MINIMUM_BYTES)
 
 
 def choose(capacity: volumes.CapacityRange, *, minimum: int, maximum: int) -> int:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Coroutine, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from crust.blockdriver.controller import topology
 from crust.blockdriver.records.health import Health
 from crust.core import operations
 from crust.rpc.call import Call
@@ -38,6 +37,8 @@ _READ_S = 30.0
 @dataclass(frozen=True, slots=True)
 class Calls:
     running: operations.KeyedOperations
+    places: tuple[csi_pb2.Topology, ...] = ()
+    """The topology of this node; none if every node reaches the pool."""
 
     async def change(
         self,
@@ -73,11 +74,6 @@ class Calls:
         return await self.running.look(
             (rpc, question), function, timeout_s=_READ_S, left_s=left_s, shown=rpc, fresh=True
         )
-
-
-def places(segment: str) -> tuple[csi_pb2.Topology, ...]:
-    """The topology of this node; none if every node reaches the pool."""
-    return (csi_pb2.Topology(segments={topology.KEY: segment}),) if segment else ()
 
 
 def health(value: Health) -> csi_pb2.VolumeHealth:

@@ -9,7 +9,7 @@ from crust.blockdriver.controller.list_volumes import Listed, VolumeLister
 from crust.blockdriver.controller.modify_volume import VolumeModifier
 from crust.blockdriver.records.health import HealthCheck
 from crust.blockdriver.records.models import VolumeRecord
-from crust.blockdriver.services.calls import health, places
+from crust.blockdriver.services.calls import health
 from crust.blockdriver.services.roles import NODE_ID_MAX_BYTES
 from crust.blockdriver.services.snapshots import SnapshotCalls, is_met
 from crust.blockdriver.snapshots import content_source
@@ -226,7 +226,7 @@ class Controller(SnapshotCalls):
         response = csi_pb2.ControllerGetNodeInfoResponse(
             max_volumes_per_node=limit, published_volume_ids=occupied
         )
-        for place in places(self.stores.segment):
+        for place in self.calls.places:
             response.accessible_topology.CopyFrom(place)
         return response
 
@@ -294,7 +294,7 @@ class Controller(SnapshotCalls):
             volume_id=record.volume_id,
             capacity_bytes=record.capacity_bytes,
             volume_context=class_parameters.volume_context(record.parameters),
-            accessible_topology=places(self.stores.segment),
+            accessible_topology=self.calls.places,
         )
         source = record.content_source
         if source is not None and source.kind == "snapshot":
@@ -311,7 +311,7 @@ class Controller(SnapshotCalls):
         """Fill an entry of ListVolumes, or ControllerGetVolume's answer; without a readable record its size is 0."""
         if listed.record is None:
             pb.volume.volume_id = listed.volume_id
-            pb.volume.accessible_topology.extend(places(self.stores.segment))
+            pb.volume.accessible_topology.extend(self.calls.places)
         else:
             pb.volume.CopyFrom(self._volume(listed.record))
         pb.status.published_node_ids.extend(listed.nodes)

@@ -13,7 +13,7 @@ from crust.blockdriver.node.publish.node_publish import NodePublish
 from crust.blockdriver.node.publish.publish_rules import Publish
 from crust.blockdriver.records.health import HealthCheck, Kind
 from crust.blockdriver.records.stores import Stores
-from crust.blockdriver.services.calls import Calls, health, places
+from crust.blockdriver.services.calls import Calls, health
 from crust.blockdriver.services.roles import Role
 from crust.core import deferral_keys, errors, volumes
 from crust.host.process import workers
@@ -87,7 +87,7 @@ class Node:
             and extensions.requested(call.metadata, extensions.NODE_INFO)
         ):
             response.max_volumes_per_node = self.stores.attach_slots.limit
-            for place in places(self.stores.segment):
+            for place in self.calls.places:
                 response.accessible_topology.CopyFrom(place)
         if extensions.requested(call.metadata, extensions.DEFERRAL):
             response.supported_file_systems.extend(self.stores.supported.fs_types)

@@ -20,7 +20,7 @@ from crust.blockdriver.controller import list_volumes, topology
 from crust.blockdriver.host.extents import Extent
 from crust.blockdriver.records.models import Snapshot, SnapshotSet
 from crust.blockdriver.records.stores import Stores
-from crust.blockdriver.services.calls import Calls, places
+from crust.blockdriver.services.calls import Calls
 from crust.blockdriver.services.roles import Role
 from crust.blockdriver.snapshots import snapshot_sets
 from crust.blockdriver.snapshots.snapshot_sets import SnapshotSets
@@ -136,7 +136,7 @@ class SnapshotCalls:
         )
         pb.creation_time.seconds, pb.creation_time.nanos = divmod(snapshot_set.created_ns, _NS)
         if self.role.csi_profile == "1.13":
-            pb.accessible_topology.extend(places(self.stores.segment))
+            pb.accessible_topology.extend(self.calls.places)
         return pb
 
     def _group_to_wire(self, group: SnapshotSet) -> csi_pb2.VolumeGroupSnapshot:

@@ -46,7 +46,11 @@ def create(path: AnyPath, size_bytes: int, *, in_place: bool = False) -> None:
 
     With `in_place` btrfs writes over its blocks: without copy-on-write, as an empty file alone can become.
     """
-    with _opened(path, f"cannot create the image {path}", _WRITE | os.O_CREAT | os.O_EXCL) as fd:
+    flags = _WRITE | os.O_CREAT | os.O_EXCL
+    with (
+        syscalls.translating(f"cannot create the image {path}"),
+        syscalls.closing(open_file(path, flags)) as fd,
+    ):
         if in_place:
             attributes.change(fd, NO_COPY_ON_WRITE, NO_COPY_ON_WRITE)
         os.ftruncate(fd, size_bytes)

@@ -31,12 +31,24 @@ _BUSY_TRIES = 5
 """The number of tries of mkfs on a device that is held exclusively, before the search for the holder."""
 
 
+class Table(dict[str, Row]):
+    """A row for each filesystem. Raises `UnknownFilesystem` for any other."""
+
+    def __missing__(self, fs_type: str) -> Row:
+        raise errors.InvalidRequest.named(
+            "UnknownFilesystem",
+            f"the filesystem {fs_type!r} is not supported",
+            why=f"only {', '.join(SUPPORTED)} are",
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class _Mkfs:
     """How one filesystem is made: `command` is the command line up to the device."""
 
     command: tuple[str, ...]
     minimum_bytes: int
+    """The size of the smallest device that `make` accepts."""
     uuid: tuple[str, ...]
     """The option that gives the filesystem a UUID, which is put in place of {}."""
     kernel: tuple[int, int]
@@ -74,26 +86,14 @@ _MKFS_BTRFS = (
 )
 _BTRFS_LATER = (((6, 19), ("-O", "^block-group-tree")),)
 
-_TABLE = {
-    "ext4": _Mkfs(_MKFS_EXT4, 16 * _MIB, ("-U", "{}"), (3, 18)),
-    "xfs": _Mkfs(_MKFS_XFS, 300 * _MIB, ("-m", "uuid={}"), (5, 10), _XFS_LATER),
+TABLE = Table(
+    ext4=_Mkfs(_MKFS_EXT4, 16 * _MIB, ("-U", "{}"), (3, 18)),
+    xfs=_Mkfs(_MKFS_XFS, 300 * _MIB, ("-m", "uuid={}"), (5, 10), _XFS_LATER),
     # the kernel resizes no btrfs to less, nor one that has less (btrfs_ioctl_resize)
-    "btrfs": _Mkfs(_MKFS_BTRFS, 256 * _MIB, ("-U", "{}"), (4, 9), _BTRFS_LATER),
-}
+    btrfs=_Mkfs(_MKFS_BTRFS, 256 * _MIB, ("-U", "{}"), (4, 9), _BTRFS_LATER),
+)
 NEWEST = {"xfs": (6, 19), "btrfs": (6, 19)}
 """The newest versions of mkfs whose features are all named here; ext4's begin with none."""
-
-
-def row(table: Mapping[str, Row], fs_type: str) -> Row:
-    """The row of a filesystem in a table that has one for each; raises `UnknownFilesystem`."""
-    try:
-        return table[fs_type]
-    except KeyError:
-        raise errors.InvalidRequest.named(
-            "UnknownFilesystem",
-            f"the filesystem {fs_type!r} is not supported",
-            why=f"only {', '.join(SUPPORTED)} are",
-        ) from None
 
 
 async def make(
@@ -113,7 +113,7 @@ async def make(
     Raises `UnknownFilesystem`, `DeviceNotBlank`, `DeviceTooSmallForFilesystem`, `DeviceInUse`, `AmbiguousSignature`,
     `MkfsVersionUnknown`, `CommandFailed`.
     """
-    mkfs = row(_TABLE, fs_type)
+    mkfs = TABLE[fs_type]
     if looks:
         await workers.run(_check_device, path, fs_type)
     chosen = [word.format(uuid) for word in mkfs.uuid] if uuid else []
@@ -149,11 +149,6 @@ def number_in(text: str) -> tuple[int, int]:
     return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
-def minimum_bytes(fs_type: str) -> int:
-    """The size of the smallest device that `make` accepts for this filesystem."""
-    return row(_TABLE, fs_type).minimum_bytes
-
-
 def _check_device(path: str, fs_type: str) -> None:
     check_size(path, fs_type, devices.size_bytes(path))
     # Held exclusively meanwhile, so that no other mkfs is running on it.
@@ -163,7 +158,7 @@ def _check_device(path: str, fs_type: str) -> None:
 
 def check_size(path: str, fs_type: str, size_bytes: int) -> None:
     """Raise `DeviceTooSmallForFilesystem` unless the filesystem can be made on a device of this size."""
-    least_bytes = row(_TABLE, fs_type).minimum_bytes
+    least_bytes = TABLE[fs_type].minimum_bytes
     if size_bytes < least_bytes:
         raise errors.OutOfRange.named(
             "DeviceTooSmallForFilesystem",
@@ -174,7 +169,7 @@ def check_size(path: str, fs_type: str, size_bytes: int) -> None:
 
 def check_kernel(fs_type: str, guest_kernel: str) -> None:
     """Raise `GuestKernelTooOld` if guests with this kernel cannot mount what `make` makes; empty: it is not known."""
-    least = row(_TABLE, fs_type).kernel
+    least = TABLE[fs_type].kernel
     if guest_kernel and number_in(guest_kernel) < least:
         raise errors.NotReady.named(
             "GuestKernelTooOld",

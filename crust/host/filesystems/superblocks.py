@@ -175,12 +175,12 @@ def read_btrfs(path: str) -> Superblock:
     return _checked(superblock, path, "btrfs", device_bytes)
 
 
-_READERS = {"ext4": read_ext4, "xfs": read_xfs, "btrfs": read_btrfs}
+_READERS = mkfs.Table(ext4=read_ext4, xfs=read_xfs, btrfs=read_btrfs)
 
 
 def read(path: str, fs_type: str) -> Superblock:
     """The superblock on a device or in a file; raises `InvalidSuperblock`, `UnknownFilesystem`."""
-    return mkfs.row(_READERS, fs_type)(path)
+    return _READERS[fs_type](path)
 
 
 def find(path: str, fs_type: str) -> Superblock | None:

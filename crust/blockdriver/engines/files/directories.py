@@ -154,10 +154,13 @@ class Directories:
     def making(self, volume_or_set_id: str) -> Iterator[Staged]:
         """A directory to fill and commit; without a commit it is removed. Raises OrphanImage."""
         final, path = self.directory / volume_or_set_id, self.directory / (_NEW + volume_or_set_id)
-        _free(path)
         if listing.exists(final):
             raise orphan_image(volume_or_set_id, f"the directory {final}")
-        durable.make_staging(path, 0o700)
+        try:
+            durable.make_staging(path, 0o700)
+        except durable.PathAlreadyExists:  # of a call that failed or was killed
+            _free(path)
+            durable.make_staging(path, 0o700)
         staged = Staged(path, final)
         try:
             yield staged

@@ -47,7 +47,7 @@ async def test_make_on_blank_device_makes_a_clean_mountable_filesystem(
 
 async def test_make_ext4_has_the_features_that_old_kernels_mount(attach: Attach) -> None:
     """A mke2fs of today would add orphan_file and metadata_csum_seed, which Linux 5.15 does not mount."""
-    device = attach(mkfs.minimum_bytes("ext4"))
+    device = attach(mkfs.TABLE["ext4"].minimum_bytes)
     await mkfs.make(device.path, "ext4")
     assert superblocks.read_ext4(device.path).block_size_bytes == 4096
     listed = await _output("dumpe2fs", "-h", device.path)
@@ -61,7 +61,7 @@ async def test_make_ext4_has_the_features_that_old_kernels_mount(attach: Attach)
 
 async def test_make_xfs_has_the_features_that_old_kernels_mount(attach: Attach) -> None:
     """xfsprogs 6.5 adds nrext64 and rmapbt by itself, and Linux 5.15 does not mount nrext64."""
-    device = attach(mkfs.minimum_bytes("xfs"))
+    device = attach(mkfs.TABLE["xfs"].minimum_bytes)
     await mkfs.make(device.path, "xfs")
     listed = await _output("xfs_db", "-r", "-c", "version", device.path)
     assert set(listed.partition("= ")[2].strip().split(",")) == {
@@ -73,7 +73,7 @@ async def test_make_xfs_has_the_features_that_old_kernels_mount(attach: Attach) 
 
 async def test_make_btrfs_has_the_features_that_old_kernels_mount(attach: Attach) -> None:
     """btrfs-progs 6.19 adds block-group-tree by itself, which Linux 5.15 does not mount."""
-    device = attach(mkfs.minimum_bytes("btrfs"))
+    device = attach(mkfs.TABLE["btrfs"].minimum_bytes)
     await mkfs.make(device.path, "btrfs")
     listed = await _output("btrfs", "inspect-internal", "dump-super", device.path)
     flags = listed.partition("compat_ro_flags")[2].partition("cache_generation")[0]
@@ -227,7 +227,7 @@ def _made(
 
     It is killed at the n-th of one system call, if that is given.
     """
-    row = mkfs._TABLE[fs_type]
+    row = mkfs.TABLE[fs_type]
     uuid = [word.format(_UUID) for word in row.uuid]
     inject = ("-e", "inject={}:signal=SIGKILL:when={}".format(*kill_at)) if kill_at else ()
     program = row.command.index(f"mkfs.{fs_type}")

@@ -8,7 +8,7 @@ from examples.kata.guest.agent import format as guest_format
 
 def test_every_filesystem_is_made_read_mounted_and_known_to_guest() -> None:
     known = set(mkfs.SUPPORTED)
-    assert mkfs._TABLE.keys() == known
+    assert mkfs.TABLE.keys() == known
     assert superblocks._READERS.keys() == superblocks._BLOCK_SIZES.keys() == known
     assert mount_options._ALLOWED.keys() >= known
     assert guest_format._MKFS.keys() == known

@@ -34,7 +34,7 @@ async def test_make_by_newer_mkfs_switches_off_the_later_features(
 
     monkeypatch.setattr(commands, "run_command", answer)
     await mkfs.make("/dev/none", fs_type, looks=False)
-    later = [words for _, words in mkfs._TABLE[fs_type].later]
+    later = [words for _, words in mkfs.TABLE[fs_type].later]
     known = {word for words in later for word in words if not word.startswith("-")}
     assert {word for word in made if word in known} == set(absent)
 

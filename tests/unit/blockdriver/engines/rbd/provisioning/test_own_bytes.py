@@ -61,7 +61,7 @@ class Pool:
         self.now_s += own_bytes.STATISTICS_S
 
     def create(self, volume_id: str, size_bytes: int) -> None:
-        with self.capacity.reserved(volume_id, size_bytes, thick=False):
+        with self.capacity.reserved(volume_id, size_bytes, kind="thin"):
             self.volumes[volume_id] = 0
         self.index.note(volume_id, Summary(capacity_bytes=size_bytes))
 
