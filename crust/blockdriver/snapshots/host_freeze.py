@@ -25,6 +25,7 @@ from crust.blockdriver.host import device_mounts, fsfreeze
 from crust.core import errors, volumes
 from crust.host.block import devices, holders, signatures, users
 from crust.host.files import durable
+from crust.host.filesystems import mkfs
 from crust.host.mounts import mountinfo
 from crust.host.process import syscalls
 
@@ -214,12 +215,15 @@ def thaw(intent: Intent, access: NodeAccess | None = None) -> bool:
         if not users.is_held(source):
             return True  # no filesystem has it open
         probed = signatures.probe(source.path)
-        if isinstance(probed, signatures.Filesystem):
-            with suppress(holders.DeviceInUse):  # a guest or a tool has it now
-                fsfreeze.thaw_unmounted(source.path, probed.type)
+        types = mkfs.SUPPORTED if isinstance(probed, signatures.Ambiguous) else ()
+        for fs_type in (probed.type,) if isinstance(probed, signatures.Filesystem) else types:
+            # a guest, a tool or a filesystem of another type has it now
+            with suppress(holders.DeviceInUse):
+                fsfreeze.thaw_unmounted(source.path, fs_type)
                 _log.warning(
                     "thawed a filesystem that was left frozen without a mount", extra=extra
                 )
+                break
     except errors.CrustError as err:
         raise _still_frozen(intent.volume_id, err) from err
     return True

@@ -1,8 +1,9 @@
 """The content of a block device, by its signatures: libblkid's safe probe.
 
-"Safe" means that two signatures which contradict each other are an error instead of a guess. The answer decides
-whether the driver formats a device, so every doubt is an error. blkid(8) exits with 2 for "nothing found" and for a
-read error alike: so the places of superblocks are read here as well.
+"Safe" means that two signatures which contradict each other are an answer of their own (`Ambiguous`) instead of a
+guess: a file of the filesystem may have the bytes of another format, as a disk image has. The answer decides whether
+the driver formats a device, so every doubt forbids that. blkid(8) exits with 2 for "nothing found" and for a read
+error alike: so the places of superblocks are read here as well.
 
 blkid(8) runs confined, and cannot write: a guest or a pod may have written the bytes. It takes 15 ms; the driver does
 not probe a new volume without stored data.
@@ -47,7 +48,12 @@ class Other:
     what: str
 
 
-Signature = Blank | Unsigned | Filesystem | Other
+@dataclass(frozen=True, slots=True)
+class Ambiguous:
+    """Signatures of more than one format."""
+
+
+Signature = Blank | Unsigned | Filesystem | Other | Ambiguous
 
 
 def describe(signature: Signature) -> str:
@@ -56,14 +62,15 @@ def describe(signature: Signature) -> str:
         return signature.type
     if isinstance(signature, Other):
         return signature.what
+    if isinstance(signature, Ambiguous):
+        return "signatures of more than one format"
     return "nothing" if isinstance(signature, Blank) else "data without a signature"
 
 
 def probe(path: str) -> Signature:
     """The signature on the device or file. Blocks.
 
-    Raises `NotFound`, `AmbiguousSignature`, `ProbeFailed`, `CannotConfine`, `CrustError` for a device that cannot be
-    read.
+    Raises `NotFound`, `ProbeFailed`, `CannotConfine`, `CrustError` for a device that cannot be read.
     """
     failed = f"cannot probe {path}"
     with syscalls.opened(path, f"cannot open {path}", os.O_NONBLOCK) as fd:
@@ -83,12 +90,10 @@ def probe(path: str) -> Signature:
     lines = blkid.stdout.decode("utf-8", "replace").splitlines()
     values = dict(line.split("=", 1) for line in lines if "=" in line)
     kind, usage, table = (values.get(name, "") for name in ("TYPE", "USAGE", "PTTYPE"))
-    if blkid.code == _BLKID_AMBIGUOUS or (kind and table):
-        raise errors.Corrupt.named(
-            "AmbiguousSignature",
-            f"the content of {path} is ambiguous",
-            why="it carries signatures of more than one format",
-        )
+    if blkid.code == _BLKID_AMBIGUOUS:
+        return Ambiguous()
+    if table:
+        return Other(f"partition table {table}" + (f" and {kind}" if kind else ""))
     if kind and usage == "filesystem":
         return Filesystem(kind, values.get("UUID", ""))
-    return Other(f"partition table {table}" if table else f"{usage or 'signature'} {kind}".strip())
+    return Other(f"{usage or 'signature'} {kind}".strip())

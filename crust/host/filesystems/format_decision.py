@@ -11,6 +11,10 @@ and keeps a complete one with the UUID that the record planned. Any other comple
 cleared. The superblock is read here too, also where libblkid knows none: its read may have failed for a moment.
 
 A guest may have made a filesystem while the record still says "new": the driver keeps that, too.
+
+A file of a user may look like another format to libblkid, as a disk image does (util-linux #4031). That forbids mkfs,
+and no mount: the wanted filesystem is kept if its own superblock is complete. A volume that a pod had as a raw device
+is refused for anything else that libblkid is sure of: the pod may have made the member of a RAID of it.
 """
 
 import enum
@@ -79,6 +83,10 @@ def judge(
     if isinstance(signature, signatures.Filesystem):
         found = signature.type
     elif content.state == "raw":
+        if isinstance(signature, signatures.Ambiguous):
+            superblock = superblock_of(fs_type)
+            if superblock is not None and superblock.complete:
+                return Action.KEEP
         raise errors.NotReady.named(
             "NoFilesystemOnDevice",
             f"{content.volume_id} cannot be mounted",
@@ -99,12 +107,13 @@ def _judge_new(
     if isinstance(signature, signatures.Blank):
         return Action.MAKE
     holds = signatures.describe(signature)
-    if content.in_guest and isinstance(signature, signatures.Filesystem):
-        _check_wanted(content, signature.type, fs_type)  # somebody else has made it
-        superblock = superblock_of(signature.type)
+    if content.in_guest and not isinstance(signature, signatures.Unsigned):
+        if isinstance(signature, signatures.Filesystem):
+            _check_wanted(content, signature.type, fs_type)  # somebody else has made it
+            holds = f"{signature.type} whose mkfs was interrupted"
+        superblock = superblock_of(fs_type)
         if superblock is not None and superblock.complete:
             return Action.KEEP
-        holds = f"{signature.type} whose mkfs was interrupted"
     raise ContentInDoubt(content.volume_id, "that it was never used", holds)
 
 
@@ -129,12 +138,14 @@ def judge_interrupted(
         return Action.CLEAR_AND_MAKE
     holds = signatures.describe(signature)
     unsigned = isinstance(signature, signatures.Unsigned)
+    is_ambiguous = isinstance(signature, signatures.Ambiguous)
     found = signature.type if isinstance(signature, signatures.Filesystem) else ""
-    if unsigned or found == content.fs_type:
+    if unsigned or is_ambiguous or found == content.fs_type:
         superblock = superblock_of(content.fs_type)
-        if unsigned if superblock is None else not superblock.complete:
+        is_left = unsigned if superblock is None else not superblock.complete
+        if is_left and not is_ambiguous:
             return Action.CLEAR_AND_MAKE
-        if superblock is not None:
+        if superblock is not None and superblock.complete:
             if content.planned_uuid and superblock.uuid == content.planned_uuid:
                 return Action.ADOPT
             holds = f"a complete {content.fs_type} with the UUID {superblock.uuid}"

@@ -110,7 +110,7 @@ async def make(
     It probes the device under an exclusive hold, unless the caller has called `check_size` and `check_blank`.
     mkfs has the descriptors `inherits` open.
 
-    Raises `UnknownFilesystem`, `DeviceNotBlank`, `DeviceTooSmallForFilesystem`, `DeviceInUse`, `AmbiguousSignature`,
+    Raises `UnknownFilesystem`, `DeviceNotBlank`, `DeviceTooSmallForFilesystem`, `DeviceInUse`,
     `MkfsVersionUnknown`, `CommandFailed`.
     """
     mkfs = TABLE[fs_type]

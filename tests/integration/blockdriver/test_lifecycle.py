@@ -16,13 +16,14 @@ from crust.blockdriver.records.capability_check import PublishedToOtherNode
 from crust.blockdriver.records.models import Attached, Usage
 from crust.core import errors, volumes
 from crust.host import answers
-from crust.host.block import devices, loop
+from crust.host.block import devices, loop, signatures
 from crust.host.mounts import mount_api, mountinfo
 from crust.wire.csi.v1 import csi_pb2
 from tests.support.co import encoded, publish_request
 from tests.support.drivers.block_driver import MIB, Bench, block, caller, is_there, mount
+from tests.support.probes import probed
 from tests.support.raised import raised
-from tests.support.records import pool_layout
+from tests.support.records import pool_layout, zfs_bytes
 
 pytestmark = pytest.mark.root
 
@@ -333,6 +334,18 @@ async def test_guest_is_told_to_format_until_pod_had_raw_device(bench: Bench) ->
     await bench.stage(volume.volume_id)
     answer = await bench.publish(volume.volume_id, target, deferred=True)
     assert not answer.deferred_mount.HasField("format")
+
+
+@pytest.mark.parametrize("fs_type", ["ext4", "xfs"])
+async def test_raw_volume_with_another_formats_bytes_is_mounted(bench: Bench, fs_type: str) -> None:
+    """A pod made the filesystem, and kept a disk image on it (util-linux #4031): each stage was refused for ever."""
+    volume_id, target = await bench.published("pvc-raw", block(), size=304 * MIB)
+    await asyncio.to_thread(subprocess.run, [f"mkfs.{fs_type}", "-q", target], check=True)
+    await bench.down(volume_id, target)
+    zfs_bytes.write(bench.image(volume_id))
+    assert probed(str(bench.image(volume_id))) == signatures.Ambiguous()
+    await bench.up(volume_id, target, mount(fs_type))
+    await bench.down(volume_id, target)
 
 
 async def test_encrypted_volume_has_passphrase_of_its_stage_or_its_publish(

@@ -31,6 +31,7 @@ from tests.support.nodes.fake_node import FakeNode, node_on
 from tests.support.nodes.places import Places
 from tests.support.probes import probed
 from tests.support.raised import raised
+from tests.support.records import zfs_bytes
 from tests.support.runtimes.fake_handler import ALL_FEATURES
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
@@ -107,6 +108,22 @@ async def test_blank_volume_is_formatted_once_and_its_files_stay(
         node.check_untouched(target)
     with mounted(device.path, fs_type, f"{node.places.root}/guest") as volume:
         assert {"one", "two", "three"} <= set(os.listdir(volume))
+
+
+@pytest.mark.spec("D-38")
+@pytest.mark.parametrize("fs_type", ["ext4", "xfs"])
+async def test_filesystem_with_another_formats_bytes_is_published_again(
+    node: FakeNode, device: loop.LoopDevice, fs_type: str
+) -> None:
+    """A pod kept a disk image on it (util-linux #4031): the next publish was refused for ever."""
+    target = node.places.target("one")
+    await node.co.publish("vol-1", target, capability(fs_type))
+    await node.co.unpublish("vol-1", target)
+    zfs_bytes.write(device.path)
+    assert probed(device.path) == signatures.Ambiguous()
+    before = digest(device.path)
+    await node.co.publish("vol-1", target, capability(fs_type))
+    assert digest(device.path) == before
 
 
 GROWN = {"crust.dev/grow-in": "host"}

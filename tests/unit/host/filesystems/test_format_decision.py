@@ -17,6 +17,7 @@ SIGNATURES: tuple[signatures.Signature, ...] = (
     signatures.Blank(),
     signatures.Unsigned(),
     signatures.Other("partition table gpt"),
+    signatures.Ambiguous(),
 )
 
 
@@ -61,10 +62,10 @@ def judge(
 @pytest.mark.parametrize(
     ("state", "expected"),
     [
-        ("new", [DOUBT, DOUBT, Action.MAKE, DOUBT, DOUBT]),
-        ("formatting", [CLEAR, DOUBT, CLEAR, CLEAR, DOUBT]),
-        ("formatted", [Action.KEEP, DOUBT, DOUBT, DOUBT, DOUBT]),
-        ("raw", [Action.KEEP, DIFFERENT, NONE, NONE, NONE]),
+        ("new", [DOUBT, DOUBT, Action.MAKE, DOUBT, DOUBT, DOUBT]),
+        ("formatting", [CLEAR, DOUBT, CLEAR, CLEAR, DOUBT, DOUBT]),
+        ("formatted", [Action.KEEP, DOUBT, DOUBT, DOUBT, DOUBT, DOUBT]),
+        ("raw", [Action.KEEP, DIFFERENT, NONE, NONE, NONE, NONE]),
     ],
 )
 def test_decide_formats_only_zeroed_new_volume_or_interrupted_mkfs(
@@ -78,9 +79,20 @@ def test_decide_keeps_filesystem_of_guest_and_formats_only_blank_volume() -> Non
     decided = [
         judge("new", signature, in_guest=True, left=complete(ANOTHER)) for signature in SIGNATURES
     ]
-    assert decided == [Action.KEEP, DIFFERENT, Action.MAKE, DOUBT, DOUBT]
+    assert decided == [Action.KEEP, DIFFERENT, Action.MAKE, DOUBT, Action.KEEP, Action.KEEP]
     for left in (INCOMPLETE, None):
-        assert judge("new", EXT4, in_guest=True, left=left) == DOUBT
+        for signature in (EXT4, signatures.Other("raid linux_raid_member"), signatures.Ambiguous()):
+            assert judge("new", signature, in_guest=True, left=left) == DOUBT
+
+
+def test_decide_keeps_complete_filesystem_beside_a_users_other_signature() -> None:
+    """A file of a user looked like another format, and the volume was refused for ever (util-linux #4031)."""
+    assert judge("raw", signatures.Ambiguous(), left=complete(ANOTHER)) == Action.KEEP
+    assert judge("raw", signatures.Ambiguous(), left=None) == NONE
+    member = signatures.Other("raid linux_raid_member")  # the pod may have made it
+    assert judge("raw", member, left=complete(ANOTHER)) == NONE
+    assert judge("formatting", signatures.Ambiguous(), left=complete(PLANNED)) == Action.ADOPT
+    assert judge("formatting", signatures.Ambiguous(), left=INCOMPLETE) == DOUBT
 
 
 @pytest.mark.parametrize(
