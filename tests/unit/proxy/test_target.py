@@ -186,3 +186,17 @@ def test_name_that_no_entry_has_blocks_no_publish() -> None:
     stray = Entry("notes", "/e/notes", None, UnknownHandoffFile("/e/notes"))
     new = TargetRow.of(RECORD.target.text, key=RECORD.key)
     assert decisions.conflict(new, [TargetRow("notes", entry=stray)]) is None
+
+
+def test_lost_guard_of_a_read_only_volume_had_no_group() -> None:
+    """The files of a read-only volume are not changed (H-12), so nothing is refused for it."""
+    for readonly in (False, True):
+        record = RECORD.replaced(replace(RECORD.mount, group=None, readonly=readonly))
+        entry = replace(ENTRIES["same"], record=record)
+        row = TargetRow.of(record.target.text, key=record.key, entry=entry)
+        assert decisions.lost_its_group(row) is not readonly
+
+
+def test_failed_publish_below_another_mount_keeps_no_row() -> None:
+    row = TargetRow.of(RECORD.target.text, key=RECORD.key)
+    assert decisions.row_after_failure(row, TargetState(stack=MountStack.FOREIGN)) is None

@@ -52,3 +52,13 @@ async def test_check_of_another_content_is_corrupt(attach: Attach) -> None:
     for fs_type in mkfs.SUPPORTED:
         with pytest.raises(errors.Corrupt):
             await fsck.check_filesystem(device.path, fs_type)
+
+
+async def test_complete_check_of_clean_ext4_finds_its_damage(attach: Attach) -> None:
+    """An mkfs that outlived its driver may have been killed between two writes."""
+    device = attach()
+    await mkfs.make(device.path, "ext4")
+    run("debugfs", "-w", "-R", "clri <2>", device.path)
+    assert not await fsck.check_filesystem(device.path, "ext4")
+    with raised("FilesystemNeedsRepair", errors.Corrupt, match="Root inode"):
+        await fsck.check_filesystem(device.path, "ext4", completely=True)

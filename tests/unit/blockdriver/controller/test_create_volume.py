@@ -13,6 +13,7 @@ from crust.blockdriver.driver import Driver
 from crust.blockdriver.engines.pool_access import RecordKind
 from crust.blockdriver.records import capability_check, models
 from crust.blockdriver.records.models import ContentRecord
+from crust.blockdriver.records.node_state import Staged
 from crust.blockdriver.snapshots import snapshot_sets
 from crust.blockdriver.snapshots.content_source import SourceRequest
 from crust.core import deferral_keys, errors, volumes
@@ -221,7 +222,11 @@ async def test_volume_of_a_deleted_ones_name_is_new(
     made = await provisioner.create(create(required=GIB))
     known = state.stores.content_records.load(made.volume_id)
     state.stores.content_records.save(known.replaced(state="formatted", fs_type="ext4"))
+    # a person has detached it
+    staged = Staged(volume_id=made.volume_id, kind="mount", fs_type="ext4", paths=("/staging",))
+    state.stores.node_state.note_staged(staged)
     provisioner.delete(made.volume_id)
+    assert state.stores.node_state.staging_paths(made.volume_id) == ()
     with pytest.raises(models.VolumeNotFound):
         driver_state.expand(state, made.volume_id, volumes.CapacityRange(2 * GIB), None)
     await provisioner.create(create(required=64 * MIB))
