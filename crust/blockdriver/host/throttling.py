@@ -56,9 +56,11 @@ class Throttle:
         """Find the hierarchy: once, before the first attach. A host may have several, one with the io controller."""
         with syscalls.translating("cannot look for control groups"):
             for mount in mountinfo.read_all():
+                if mount.fs_type != "cgroup2":  # it is not looked at: it may hang
+                    continue
                 # none: covered by another mount, or gone
                 controllers = syscalls.known_attribute(f"{mount.target}/cgroup.controllers")
-                if mount.fs_type == "cgroup2" and "io" in controllers.split():
+                if "io" in controllers.split():
                     self._root = mount.target
                     return
         self._root = ""
