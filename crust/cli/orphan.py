@@ -100,7 +100,7 @@ def _prove(paths: layout.EntryPaths, row: views.VolumeRow) -> None:
     if claim is None or not is_same or (claim.sandbox_id, claim.pid) != (row.sandbox_id, pid):
         why = "the claim has changed meanwhile"
     elif shim := next(keeper_watch.shims_of(row.sandbox_id), None):
-        why = f"process {shim} is a shim of that sandbox, for its container engine"
+        why = f"process {shim} is Kata's shim for that sandbox"
     else:
         holders = open_files.holders(paths.claim_lock)
         if pid not in holders and not any(pid in open_files.watched(holder) for holder in holders):

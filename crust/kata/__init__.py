@@ -8,7 +8,7 @@
     evidence      which process is a sandbox's virtual machine, and which devices Kata has attached to it; go_runtime
                   and rust_runtime know the details of Kata's two runtimes
     grants        the claim of a sandbox, its keeper, and the real entry for as long as a container needs it
-    keeper_watch  keepers that were killed, and machines whose shim was killed
+    keeper_watch  keepers that were killed, and machines that have lost Kata's shim
     statistics    the proxy's questions to the guest, one at a time for each sandbox
     process       the daemon
 

@@ -1,4 +1,4 @@
-"""Kata's Go runtime: its state files, and statistics by the HTTP socket of its shim.
+"""Kata's Go runtime: its state files, and statistics by the HTTP socket of Kata's shim.
 
 The runtime writes /run/vc/sbs/<sandbox>/persist.json, and one for each container below it, in place: a reader may see
 half a file, and reads again.

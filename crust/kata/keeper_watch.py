@@ -140,7 +140,7 @@ class KeeperWatch:
                 # a later look tries again, unless the machine has ended by then
                 _log.warning("an orphaned sandbox is not reported yet", extra={"error": error})
             else:
-                _log.error("a virtual machine goes on without its shim", extra={"error": problem})
+                _log.error("a virtual machine has lost Kata's shim", extra={"error": problem})
                 self._shim_gone_s[sandbox_id] = math.inf
 
     def _forget_shim(self, sandbox_id: str) -> None:
@@ -158,7 +158,7 @@ def orphaned(sandbox_id: str, vm_pid: int) -> errors.CrustError:
     return errors.NotReady.named(
         "SandboxOrphaned",
         f"sandbox {sandbox_id} is lost to its container engine",
-        why=f"its shim has ended, and its virtual machine, process {vm_pid}, goes on with the volume",
+        why=f"Kata's shim for it has ended, and its virtual machine, process {vm_pid}, goes on with the volume",
     )
 
 

@@ -46,7 +46,7 @@ _REFUSED_HYPERVISORS = {
     "remote": "its sandboxes run on other machines (peer pods), which do not have this node's devices",
     "firecracker": "Firecracker attaches every disk writable, also that of a read-only volume",
     "stratovirt": "StratoVirt was never run with crust",
-    "dragonball": "a machine of Dragonball is a thread of the shim, and no process of its own",
+    "dragonball": "a machine of Dragonball is a thread of Kata's shim, and no process of its own",
 }
 Version = tuple[int, int]
 Stamp = tuple[tuple[str, int, int, int], ...]
@@ -270,7 +270,7 @@ def _version(runtime: KataRuntime, kind: Kind) -> Version:
             return (0, 0)
         raise KataUnfit(
             path,
-            "it is a configuration of runtime-rs, and the version of its shim is not known",
+            "it is a configuration of runtime-rs, and the version of Kata's shim is not known",
             "set shim to the path of its containerd-shim-kata-v2 (containerd's runtime_path) in kata.toml",
         )
     try:

@@ -161,7 +161,7 @@ async def _opened(url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]
     if vsock := _VSOCK_URL.fullmatch(url):
         address = (int(vsock["cid"]), int(vsock["port"]))
         if max(address) > _VSOCK_MAX:
-            raise ValueError("the shim names an agent at no address of vsock")
+            raise ValueError("Kata's shim names an agent at no address of vsock")
         connected = socket(AF_VSOCK, SOCK_STREAM | SOCK_NONBLOCK)
         try:
             await asyncio.get_running_loop().sock_connect(connected, address)
@@ -171,7 +171,7 @@ async def _opened(url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]
             raise
     hybrid = _HYBRID_URL.fullmatch(url)
     if hybrid is None:
-        raise ValueError("the shim names no agent behind a vsock")
+        raise ValueError("Kata's shim names no agent behind a vsock")
     reader, writer = await asyncio.open_unix_connection(hybrid["path"], limit=_LINE_BYTES)
     try:
         writer.write(f"CONNECT {hybrid['port']}\n".encode())

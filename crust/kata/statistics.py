@@ -105,7 +105,7 @@ class KataHandler(Handler):
             raise errors.PeerUnavailable.named(
                 "StatisticsUnavailable",
                 f"the statistics of the volume at {target} are not available",
-                why=f"the shim of sandbox {sandbox_id}: {reason}",
+                why=f"Kata's shim for sandbox {sandbox_id}: {reason}",
                 hint="retry; if it stays so, the guest's agent hangs"
                 if is_used
                 else "retry while a container of the pod runs: none has the volume now",

@@ -1,8 +1,8 @@
 """How Kubernetes provisions local volumes on many nodes: its scheduler, and an external-provisioner on each node.
 
     each node's external-provisioner   publishes the capacity of the node's segment, as a CSIStorageCapacity object
-    the scheduler                      selects a node for the pod of a claim: one whose capacity is enough
-    each node's external-provisioner   sees all claims, and creates those alone whose selected node is its own, in the
+    the scheduler                      selects a node for the pod of a PVC: one whose capacity is enough
+    each node's external-provisioner   sees all PVCs, and creates those alone whose selected node is its own, in the
                                        topology of that node (--node-deployment, --strict-topology); when the pool
                                        turns out to be full, it takes the selection back
 

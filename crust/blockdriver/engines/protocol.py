@@ -26,7 +26,7 @@ MODES = frozenset({
     volumes.AccessMode.MULTI_NODE_READER_ONLY,
 })  # fmt: skip
 """The access modes of every engine. MULTI_NODE_READER_ONLY allows many nodes and requires none: the topology names
-the node of a local volume. ReadOnlyMany claims arrive so."""
+the node of a local volume. ReadOnlyMany PVCs arrive so."""
 
 
 class ImageMissing(errors.Corrupt):

@@ -127,7 +127,7 @@ async def test_sandbox_with_a_shim_is_not_ended(machine: _Machine) -> None:
     with a_shim(SANDBOX) as shim:
         ended = await machine.end("--yes")
         assert ended.exit_code == 1
-        assert f"process {shim.pid} is a shim of that sandbox" in ended.output
+        assert f"process {shim.pid} is Kata's shim for that sandbox" in ended.output
     assert machine.lives
 
 

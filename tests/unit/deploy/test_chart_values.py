@@ -68,7 +68,7 @@ REFUSED = {
         "{runtimes: [], runtimeClassDecides: true, local: {storageClasses: []}}",
         "runtimes is empty",
     ),
-    "expansion": ("{sidecars: {resizer: {enabled: false}}}", "its claims would keep their size"),
+    "expansion": ("{sidecars: {resizer: {enabled: false}}}", "its PVCs would keep their size"),
     "groups-alone": ("{snapshots: {groups: true}}", "snapshots.enabled is not"),
     "groups-of-many-nodes": (
         "{snapshots: {enabled: true, groups: true}}",

@@ -48,7 +48,7 @@ def _written(path: Path, text: str) -> Path:
         ),
         (QEMU + "rootless = true", "rootless is set"),
         ("[hypervisor.remote]\ndisable_block_device_use = false", "peer pods"),
-        (RUST, "version of its shim is not known; set shim"),
+        (RUST, "version of Kata's shim is not known; set shim"),
         (
             FIT.replace("clh", "acrn"),
             "hypervisor is acrn, and clh and qemu alone was run.*; use clh or qemu; or set unproven = true",
@@ -182,7 +182,7 @@ def test_untested_runtime_needs_setting_and_broken_one_never_passes(
         check_configuration(_runtime(path, shim, unproven=True), read(path))
     for never, why in (
         ("openvmm", "process of Cloud Hypervisor or QEMU alone is found"),
-        ("dragonball", "a thread of the shim"),
+        ("dragonball", "a thread of Kata's shim"),
         ("firecracker", "attaches every disk writable"),
         ("stratovirt", "never run with crust"),
     ):

@@ -43,7 +43,7 @@ readinessProbe:
 - {apiGroups: [""], resources: [events], verbs: [list, watch, create, update, patch]}
 - {apiGroups: [storage.k8s.io], resources: [storageclasses, volumeattributesclasses], verbs: [get, list, watch]}
 {{- if .Values.snapshots.enabled }}
-# a claim from a snapshot
+# a PVC from a snapshot
 - {apiGroups: [snapshot.storage.k8s.io], resources: [volumesnapshots], verbs: [get, list, watch, update]}
 - {apiGroups: [snapshot.storage.k8s.io], resources: [volumesnapshotcontents], verbs: [get, list]}
 {{- end }}
