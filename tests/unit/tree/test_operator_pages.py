@@ -318,3 +318,49 @@ INNER = re.compile(
 def test_page_for_operators_has_no_word_of_the_inside(page: str) -> None:
     text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
     assert not INNER.search(re.sub(r"`[^`\n]*`", "", text))
+
+
+OWNED = re.compile(
+    r"\bbinds? (?:a|the) claim\b|\bclaims? (?:is|are|that (?:is|are)(?: not)?) bound\b(?! to)"
+    r"|\bclaims? (?:stays? )?Pending\b|\bclaims? of (?:that|a) class\b"
+    r"|\bclaim's (?:condition|deletion|namespace|StorageClass)\b"
+    r"|\bpods?(?:,| and) (?:a |the )?claims?\b|\bclaims? and (?:a pod|pods|PersistentVolumes)\b"
+    r"|\b(?:sandbox|machine)\b[^.]{0,50}\b(?:its|whose) shim (?:has ended|was killed)\b"
+    r"|\bsandbox's shim\b|(?<!Kata's )\bshim of (?:a sandbox|runtime-rs)\b"
+)
+"""Kubernetes' claim, which is a PVC, and Kata's shim, without their owner: alone both words are crust's."""
+BARE_SHIM = re.compile(r"(?<!Kata's )(?<!Kata's Go )(?<!crust's )\bshims?\b")
+_CHART = [path for path in (DEPLOY / "helm").rglob("*") if path.suffix in {".yaml", ".tpl", ".txt"}]
+PROSE = [*ROOT.glob("*.md"), *TEXTS[1:], *_CHART]
+
+
+def _prose(path: Path) -> str:
+    """Without code; a sentence or a comment in one line."""
+    text = re.sub(r"^```.*?^```$|`[^`\n]*`", "", path.read_text("utf-8"), flags=re.M | re.S)
+    return re.sub(r"\s+(?:# )?", " ", text)
+
+
+@pytest.mark.parametrize("page", PROSE, ids=lambda page: str(page.relative_to(ROOT)))
+def test_page_or_chart_names_owner_of_claim_and_shim(page: Path) -> None:
+    wrong = OWNED.findall(text := _prose(page))
+    kata = BARE_SHIM.findall(text) if page.stem in {"kata", "kata-transcript"} else []
+    assert (wrong, kata) == ([], [])
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "A test creates a volume, binds a claim to it, and gives a pod its node.",
+        "a claim is bound, a pod has it on the host",
+        "A claim stays Pending: a volume is not made",
+        "The pod has a runtime class and a claim of that class.",
+        "Secrets of the claim's namespace and of crust's",
+        "Delete all pods, claims and snapshots of crust's classes.",
+        "A claim and a pod.",
+        "A virtual machine that goes on after its shim was killed is named.",
+        "the sandbox's shim has ended, its virtual machine has not",
+        "the shim of runtime-rs ends after 111 s",
+    ],
+)
+def test_sentence_without_owner_of_claim_or_shim_is_found(sentence: str) -> None:
+    assert OWNED.search(sentence)
