@@ -179,6 +179,7 @@ async def probed(answer: inspect_pb2.ListDriversResponse.Driver) -> views.Driver
         shim_version=shim,
         pool=pool,
         message=problem.shown() if problem else "",
+        error_name=problem.error_name if problem else "",
     )
 
 

@@ -205,7 +205,8 @@ def _problems_of(node: views.ProxyAnswer) -> Iterable[views.Problem]:
     yield from (each for pool in pools for each in pool.conditions if each.part not in own)
     for driver in node.drivers:
         if driver.state != "ready":
-            yield _problem(f"driver {driver.name}", driver.message)
+            sentence = driver.message.removeprefix(f"[{driver.error_name}] ")
+            yield views.Problem(f"driver {driver.name}", driver.error_name, sentence)
     if not node.handlers:
         message = (
             "no runtime handler is registered: every deferred publish is refused; start the runtime's daemon, "
@@ -214,17 +215,18 @@ def _problems_of(node: views.ProxyAnswer) -> Iterable[views.Problem]:
         yield views.Problem("handlers", "HandlerNotRegistered", message)
     for handler in node.handlers:
         if handler.message and f"runtime handler {handler.name}" not in own:
-            yield _problem(f"handler {handler.name}", handler.message)
+            yield _reported(handler)
     for entry in node.volumes:
         if entry.state == "unreadable":
-            yield _problem(f"entry {entry.entry}", entry.message)
+            yield views.Problem(f"entry {entry.entry}", "", entry.message)
 
 
-def _problem(part: str, message: str) -> views.Problem:
-    name, separator, sentence = message.partition("] ")
+def _reported(handler: views.HandlerRow) -> views.Problem:
+    """A runtime's report (GetProblems) is text alone, and no status: an error's name stands in front, if any."""
+    part, (name, separator, sentence) = f"handler {handler.name}", handler.message.partition("] ")
     if separator and name.startswith("["):
         return views.Problem(part, name[1:], sentence)
-    return views.Problem(part, "", message)
+    return views.Problem(part, "", handler.message)
 
 
 def described(row: views.VolumeRow, run_dir: str) -> Text:

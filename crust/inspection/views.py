@@ -67,7 +67,7 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class DriverRow:
-    """A CSI driver that the proxy serves. `message`: why it is not ready.
+    """A CSI driver that the proxy serves. `message`: why it is not ready, with the error's name in front.
 
     `shim_version` is empty without a shim, and if the shim does not report it.
     """
@@ -82,6 +82,7 @@ class DriverRow:
     message: str
     shim_version: str = ""
     pool: Pool | None = None
+    error_name: str = ""
 
 
 @dataclass(frozen=True, slots=True)

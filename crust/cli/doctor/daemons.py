@@ -115,8 +115,7 @@ def drivers(node: Node) -> Iterator[Finding]:
             for low in views.pool_problems((driver,), "low"):
                 yield warning(low.part, low.message, "crust pool")
         else:
-            error_name = driver.message[1:].partition("]")[0]
-            todo = f"crust explain {error_name}"
+            todo = f"crust explain {driver.error_name}"
             yield error(f"driver {driver.name} is not ready", driver.message, todo)
 
 

@@ -90,6 +90,7 @@ def _driver(message: str = "") -> views.DriverRow:
         message=message,
         shim_version="" if message else "0.1.0",
         pool=None if message else views.Pool(100 << 30, 12 << 30, 30 << 30, 70 << 30, 10 << 30),
+        error_name="DaemonNotResponding" if message else "",
     )
 
 

@@ -38,6 +38,10 @@ async def test_driver_that_is_starting_makes_status_exit_1(node: FakeNode) -> No
     assert "[DriverNotReady]" in table.output
     whole = await crust(node, "status")
     assert whole.output.count("answers Probe with ready = false") == 1, "a sentence is said once"
+    status = json.loads((await crust(node, "status", "-o", "json")).output)
+    (problem,), (driver,) = status["problems"], status["drivers"]
+    assert problem["error_name"] == driver["error_name"] == "DriverNotReady"
+    assert driver["message"] == f"[DriverNotReady] {problem['message']}"
 
 
 async def test_status_without_handler_exits_1_with_advice(places: Places) -> None:
