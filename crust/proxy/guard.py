@@ -136,7 +136,7 @@ class Targets:
 
     def mounts_changed(self) -> bool:
         """Whether mounts may have changed since the last question. Never blocks."""
-        return self._changes.have_happened()
+        return self._changes.has_changed()
 
     def mount_guard(self, target: volumes.TargetPath, *, names: bool) -> None:
         """Create the directory and mount the guard, if they are absent; raises TargetMounted for another mount.

@@ -43,14 +43,14 @@ class HostPublish:
         present = self.entries.table.at(path)
         if present is not None:
             if present.entry is not None and present.entry.error is not None:
-                raise self.publish.refusal(path, present.entry.error)
+                raise self.publish.refuse(path, present.entry.error)
             error = errors.Conflict.named(
                 "AlreadyDeferred",
                 f"the volume cannot be mounted at {path}",
                 why="it is published there already, to a runtime",
             )
             residue = residue_beside(present.record, request_digest(request))
-            raise self.publish.refusal(path, error, residue)
+            raise self.publish.refuse(path, error, residue)
         row = TargetRow.of(path, key=key, readonly=csi.is_readonly(request))
         self.entries.table.check_reservation(row, deferred=False)
         is_block = request.volume_capability.HasField("block")
@@ -81,7 +81,7 @@ class HostPublish:
             self.entries.table.check_reservation(replace(row, devices=devices), deferred=False)
         except Exception as error:
             residue = await self._undo(row, backend, metadata) if is_new else Residue.EXISTS
-            raise self.publish.refusal(row.path, error, residue) from error
+            raise self.publish.refuse(row.path, error, residue) from error
 
     def _devices(self, request: csi_pb2.NodePublishVolumeRequest) -> DeviceSet | None:
         """The device at the target, raw or mounted. Blocks."""

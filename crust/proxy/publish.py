@@ -31,11 +31,11 @@ from crust.proxy.target import (
     TargetRow,
     TargetState,
     Wanted,
-    begin_publish,
     group_unknown,
     lost_its_group,
     must_be_grown,
     must_be_made,
+    publish_plan,
     residue_of,
     row_after_failure,
     undo_plan,
@@ -89,7 +89,7 @@ class Publish:
             wanted = Wanted.of(key, request)
             self.entries.targets.check_allowed(wanted.target)
         except Exception as error:
-            raise self.refusal(request.target_path, error, decision=decision) from error
+            raise self.refuse(request.target_path, error, decision=decision) from error
         row = self.entries.table.at(wanted.target.text) or TargetRow.of(wanted.target.text, key=key)
         run = _Run(backend, metadata, wanted, decision, row)
         try:
@@ -99,7 +99,7 @@ class Publish:
             raise await self._failed(run, error) from error
         return csi_pb2.NodePublishVolumeResponse()
 
-    def refusal(
+    def refuse(
         self,
         target: str,
         error: Exception,
@@ -187,18 +187,18 @@ class Publish:
     async def _begin(self, run: _Run, handler: Handler | None) -> None:
         """Observe, decide, and mount the guard; undo first a driver's mount over an old guard."""
         run.began = await workers.run(self._look_and_guard, run, handler)
-        plan = begin_publish(run.began, run.wanted)
+        plan = publish_plan(run.began, run.wanted)
         if plan is PublishPlan.CLEAN_FIRST:
             await self._take_back(run)
             run.began = await workers.run(self._look_and_guard, run, handler)
-            plan = begin_publish(run.began, run.wanted)
+            plan = publish_plan(run.began, run.wanted)
         if plan in (PublishPlan.REFUSE, PublishPlan.CLEAN_FIRST):
             raise _refused(run.began, run.wanted)
 
     def _look_and_guard(self, run: _Run, handler: Handler | None) -> TargetState:
         """Observe and mount the guard. Blocks. In one thread hop, which takes as long as both."""
         seen = self.entries.observe(run.wanted.key, run.wanted.target)
-        plan = begin_publish(seen, run.wanted)
+        plan = publish_plan(seen, run.wanted)
         if plan is PublishPlan.DEFER and handler is not None:
             self.entries.targets.mount_guard(
                 run.wanted.target, names=HandlerFeature.SUB_PATH in handler.features
@@ -346,7 +346,7 @@ class Publish:
         else:
             self.entries.table.put(left)
         residue = residue_of(seen, run.wanted)
-        return self.refusal(run.wanted.target.text, error, residue, run.decision)
+        return self.refuse(run.wanted.target.text, error, residue, run.decision)
 
     def _left(self, run: _Run, row: TargetRow) -> tuple[TargetState, TargetRow | None]:
         """The observation after a failed publish, and the target's row, by what its entry says. Blocks."""

@@ -89,7 +89,7 @@ class CsiService:
                 known=record.handler if record is not None else None,
             )
         except Exception as error:
-            raise self._publish.refusal(request.target_path, error) from error
+            raise self._publish.refuse(request.target_path, error) from error
         add_fields(decided_by=decision.decider)
         if not decision.defer:
             return await self._publish_on_host(request, data, call)

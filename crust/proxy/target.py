@@ -257,7 +257,7 @@ class PublishPlan(enum.Enum):
     REFUSE = "refuse"
 
 
-def begin_publish(seen: TargetState, wanted: Wanted) -> PublishPlan:
+def publish_plan(seen: TargetState, wanted: Wanted) -> PublishPlan:
     if seen.stack is MountStack.UNSEEN:
         return PublishPlan.REFUSE
     if seen.entry is not None:
@@ -341,7 +341,7 @@ class UnpublishPlan(enum.Enum):
     REFUSE = "refuse"
 
 
-def begin_unpublish(seen: TargetState, key: volumes.VolumeKey) -> UnpublishPlan:
+def unpublish_plan(seen: TargetState, key: volumes.VolumeKey) -> UnpublishPlan:
     if seen.stack is MountStack.UNSEEN:
         return UnpublishPlan.REFUSE
     if seen.entry is not None:

@@ -20,7 +20,7 @@ from crust.handoff import claims
 from crust.handoff.store import Removal
 from crust.host.process import workers
 from crust.proxy.table import Entries, Event
-from crust.proxy.target import MountStack, TargetState, UnpublishPlan, begin_unpublish, other_volume
+from crust.proxy.target import MountStack, TargetState, UnpublishPlan, other_volume, unpublish_plan
 from crust.rpc.call import Metadata
 from crust.rpc.csi_driver import CHANGE_TIMEOUT_S, CsiDriver
 from crust.wire.csi.v1 import csi_pb2
@@ -84,7 +84,7 @@ class Unpublish:
             response = await backend.node.NodeUnpublishVolume(
                 request, metadata=metadata, timeout=CHANGE_TIMEOUT_S
             )
-            if begin_unpublish(seen, key) is not UnpublishPlan.DRIVER:
+            if unpublish_plan(seen, key) is not UnpublishPlan.DRIVER:
                 await workers.run(self._finish, target, seen, removal)
         except Exception:
             try:  # the guard stays on a target whose unpublish was refused
@@ -120,7 +120,7 @@ class Unpublish:
             seen = self.entries.targets.look(target)
             if removal is not None and (removal.entry.record or removal.entry.error):
                 seen = replace(seen, entry=removal.entry)
-            if begin_unpublish(seen, key) is UnpublishPlan.REFUSE and seen.entry is not None:
+            if unpublish_plan(seen, key) is UnpublishPlan.REFUSE and seen.entry is not None:
                 reserved = seen.entry.reservation or seen.entry.require().reserved
                 if reserved.device is None:
                     seen.entry.require()

@@ -97,12 +97,13 @@ class KeeperProcess:
         If memory or a descriptor is missing, it forks again after a second. Until then it answers no client: the
         previous standby does not have the change.
         """
-        while not self._is_forked():
+        while not self._fork_standby():
             if self._vm in _wait(self._vm, timeout_ms=_AGAIN_MS):
                 self._withdraw_at_last()
                 os._exit(0)
 
-    def _is_forked(self) -> bool:
+    def _fork_standby(self) -> bool:
+        """Replace the standby by a new fork; whether it did: False if memory or a descriptor is missing."""
         try:
             keeper = os.pidfd_open(os.getpid())
         except OSError:

@@ -171,16 +171,16 @@ def inferred(
         given_names = {BLOCK} if params.block else set()
         return Inferred(replace(options, parameters=completed), has | given_names)
     trial = _Trial(channels, options)
-    fs_types = params.fs_types or (_USUAL if trial.takes(mount(_USUAL)) else "",)
-    if not params.fs_types and not fs_types[0] and not trial.takes(mount()):
+    fs_types = params.fs_types or (_USUAL if trial.try_create(mount(_USUAL)) else "",)
+    if not params.fs_types and not fs_types[0] and not trial.try_create(mount()):
         trial.remarks.append(
             f"the driver makes no plain filesystem volume: {trial.refusal}; the settings file may have to name"
             " the driver's parameters, secrets, size_bytes or fs_types"
         )
     extra = set[str]()
-    if params.block or (params.block is None and trial.takes(block(), params.raw_size_bytes)):
+    if params.block or (params.block is None and trial.try_create(block(), params.raw_size_bytes)):
         extra.add(BLOCK)
-    if CHECKS_FS_TYPE in needs and not trial.takes(mount(NO_FILESYSTEM)):
+    if CHECKS_FS_TYPE in needs and not trial.try_create(mount(NO_FILESYSTEM)):
         extra.add(CHECKS_FS_TYPE)
     completed = params.model_copy(update={"fs_types": fs_types})
     return Inferred(replace(options, parameters=completed), has | extra, tuple(trial.remarks))
@@ -195,8 +195,8 @@ class _Trial(Calls):
         self.refusal = ""
         self.remarks: list[str] = []
 
-    def takes(self, capability: csi_pb2.VolumeCapability, size_bytes: int = 0) -> bool:
-        """Whether a volume can be created for it; `refusal` is the driver's reason."""
+    def try_create(self, capability: csi_pb2.VolumeCapability, size_bytes: int = 0) -> bool:
+        """Create a volume for it, and delete it; whether that was possible: `refusal` is the driver's reason."""
         size = csi_pb2.CapacityRange(required_bytes=size_bytes or self._parameters.size_bytes)
         request = csi_pb2.CreateVolumeRequest(
             name=f"conformance-trial-{tokens.token_hex(6)}",

@@ -140,7 +140,7 @@ class _Walk:
     def visits(self, root: int) -> Generator[None, None, None]:
         """Depth first without recursion: a tree may be deeper than Python's stack. Raises as `steps`; `OSError`."""
         try:
-            self._is_to_enter(os.fstat(root))
+            self._mark_entered(os.fstat(root))
             self._go_down(os.dup(root))
             while self._levels:
                 level = self._levels[-1]
@@ -190,7 +190,7 @@ class _Walk:
                 return -1
             child, is_entered = os.open(name, _OPEN, dir_fd=parent), False
             try:
-                is_entered = self._is_to_enter(os.fstat(child))
+                is_entered = self._mark_entered(os.fstat(child))
             finally:
                 if not is_entered:
                     os.close(child)
@@ -207,7 +207,8 @@ class _Walk:
             inode = os.fstat(parent).st_ino
             raise self._damaged(inode, "a name in it leads to itself or a parent") from err
 
-    def _is_to_enter(self, directory: os.stat_result) -> bool:
+    def _mark_entered(self, directory: os.stat_result) -> bool:
+        """Note that a directory is entered; False for a mount point, or if it was entered before."""
         if directory.st_dev != self._device:
             return False  # mounted over since the look
         if directory.st_size > self._size_bytes:

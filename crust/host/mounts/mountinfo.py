@@ -164,7 +164,7 @@ class MountWatch:
         self._poll = select.poll()
         self._poll.register(descriptor, select.POLLPRI)
 
-    def have_happened(self) -> bool:
+    def has_changed(self) -> bool:
         """Whether the mounts have changed since the last call, or since construction."""
         return bool(self._poll.poll(0))
 

@@ -196,7 +196,7 @@ class Node:
     def _publish(self, state: State) -> Steps:
         if state.lock or not state.bridge:
             return
-        if self.rules.begin_publish(self._seen(state), _WANTED) is not PublishPlan.DEFER:
+        if self.rules.publish_plan(self._seen(state), _WANTED) is not PublishPlan.DEFER:
             return
         if self._asked(self.rules.first_publish, state, "A").accepts:
             wrong = "the proxy makes a filesystem under a writer" if state.writers("A") else ""
@@ -207,7 +207,7 @@ class Node:
         """The driver answers B to a repeated publish. The entry of a live claim stays as it is."""
         if state.entry != "A" or state.lock:
             return
-        if self.rules.begin_publish(self._seen(state), _WANTED) is not PublishPlan.RENEW:
+        if self.rules.publish_plan(self._seen(state), _WANTED) is not PublishPlan.RENEW:
             return
         renewed = state._replace(entry="B", claim=0)
         if not self.rules.renewal_is_first or (
@@ -246,7 +246,7 @@ class Node:
             yield Step("unpublish: OK", after)
 
     def _begin_unpublish(self, state: State) -> Steps:
-        plan = self.rules.begin_unpublish(self._seen(state), _RECORD.key)
+        plan = self.rules.unpublish_plan(self._seen(state), _RECORD.key)
         if plan is not UnpublishPlan.REMOVE:
             return
         asked = self._asked(self.rules.give_back, state, state.entry)

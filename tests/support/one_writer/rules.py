@@ -139,9 +139,9 @@ def recover(kept: Kept) -> Recovery:
 class Rules:
     """All rules. A test leaves one out by another function, or by False."""
 
-    begin_publish: Callable[[TargetState, Wanted], PublishPlan] = target.begin_publish
-    begin_unpublish: Callable[[TargetState, volumes.VolumeKey], UnpublishPlan] = (
-        target.begin_unpublish
+    publish_plan: Callable[[TargetState, Wanted], PublishPlan] = target.publish_plan
+    unpublish_plan: Callable[[TargetState, volumes.VolumeKey], UnpublishPlan] = (
+        target.unpublish_plan
     )
     conflict: Callable[[TargetRow, Collection[TargetRow]], errors.CrustError | None] = (
         target.conflict

@@ -143,7 +143,7 @@ class Proxy:
     def _remove(self) -> None:
         """Lock, driver, hide, unguard, delete: as `crust.proxy.unpublish.Unpublish.remove`."""
         seen = self.world.seen()
-        plan = decisions.begin_unpublish(seen, RECORD.key)
+        plan = decisions.unpublish_plan(seen, RECORD.key)
         if plan is UnpublishPlan.REFUSE:
             raise FailedError(final=True)
         if seen.entry is not None and self.world.held:
@@ -189,13 +189,13 @@ class Proxy:
 
     def _begin(self) -> TargetState:
         began = self.world.seen()
-        plan = decisions.begin_publish(began, self._wanted())
+        plan = decisions.publish_plan(began, self._wanted())
         if plan is PublishPlan.CLEAN_FIRST:
             if self.is_inline:
                 self.violations.add("an inline volume was deleted")
             self._remove()
             began = self.world.seen()
-            plan = decisions.begin_publish(began, self._wanted())
+            plan = decisions.publish_plan(began, self._wanted())
         if plan is PublishPlan.REFUSE:
             raise FailedError(final=True, conflict=self.world.entry == "args")
         if plan is PublishPlan.DEFER:

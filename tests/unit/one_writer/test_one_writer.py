@@ -104,11 +104,11 @@ LEFT_OUT = {
         FORMATTED,
     ),
     "code: an entry is no first publish": (
-        replace(RULES, begin_publish=lambda _seen, _wanted: PublishPlan.DEFER),
+        replace(RULES, publish_plan=lambda _seen, _wanted: PublishPlan.DEFER),
         TAKEN_AWAY,
     ),
     "code: a live claim refuses": (
-        replace(RULES, begin_unpublish=lambda _seen, _key: UnpublishPlan.REMOVE),
+        replace(RULES, unpublish_plan=lambda _seen, _key: UnpublishPlan.REMOVE),
         TAKEN_AWAY,
     ),
     "code: the entry reserves": (

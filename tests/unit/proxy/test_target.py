@@ -81,30 +81,30 @@ MUTANTS: dict[str, tuple[str, WRONG, object]] = {
     "residue: other arguments are nothing": ("residue_of", _is_of_other_arguments, Residue.NONE),
     "residue: an unreadable entry is nothing": ("residue_of", _is_unreadable, Residue.NONE),
     "residue: nothing while a tool runs": ("residue_of", UNSEEN, Residue.NONE),
-    "publish: an unreadable entry again": ("begin_publish", _is_unreadable, PublishPlan.DEFER),
+    "publish: an unreadable entry again": ("publish_plan", _is_unreadable, PublishPlan.DEFER),
     "publish: what was mounted over a guard stays": (
-        "begin_publish",
+        "publish_plan",
         lambda seen, _: seen.stack is MountStack.BURIED and seen.entry is None,
         PublishPlan.DEFER,
     ),
     "publish: a lost guard refuses the retry": (
-        "begin_publish",
+        "publish_plan",
         lambda seen, _: seen.stack is MountStack.CLEAR and seen.entry is not None,
         PublishPlan.REFUSE,
     ),
     "publish: begins although foreign": (
-        "begin_publish",
+        "publish_plan",
         partial(_stack, MountStack.FOREIGN),
         PublishPlan.DEFER,
     ),
-    "publish: begins although unseen": ("begin_publish", UNSEEN, PublishPlan.DEFER),
+    "publish: begins although unseen": ("publish_plan", UNSEEN, PublishPlan.DEFER),
     "unpublish: a guard is the driver's": (
-        "begin_unpublish",
+        "unpublish_plan",
         _is_clear_of_entry,
         UnpublishPlan.DRIVER,
     ),
-    "unpublish: a buried guard is refused": ("begin_unpublish", BURIED, UnpublishPlan.REFUSE),
-    "unpublish: begins while a tool runs": ("begin_unpublish", UNSEEN, UnpublishPlan.CLEAN),
+    "unpublish: a buried guard is refused": ("unpublish_plan", BURIED, UnpublishPlan.REFUSE),
+    "unpublish: begins while a tool runs": ("unpublish_plan", UNSEEN, UnpublishPlan.CLEAN),
     "must_be_made: a repeated publish runs mkfs": (
         "must_be_made",
         lambda began, _: began.entry is not None,
@@ -156,7 +156,7 @@ def test_failed_publish_of_inline_volume_never_unpublishes_it() -> None:
         todo = decisions.undo_plan(TargetState(stack=stack), outcome, is_inline=True)
         assert todo is not Undo.UNPUBLISH
     assert (
-        decisions.begin_publish(
+        decisions.publish_plan(
             TargetState(stack=MountStack.BURIED), replace(WANTED, is_inline=True)
         )
         is PublishPlan.REFUSE
@@ -165,9 +165,9 @@ def test_failed_publish_of_inline_volume_never_unpublishes_it() -> None:
 
 def test_what_cannot_be_looked_at_is_neither_free_nor_removed() -> None:
     unseen = TargetState(stack=MountStack.UNSEEN, problem=MemoryError())
-    assert decisions.begin_publish(unseen, WANTED) is PublishPlan.REFUSE
+    assert decisions.publish_plan(unseen, WANTED) is PublishPlan.REFUSE
     assert decisions.residue_of(unseen, WANTED) is Residue.EXISTS
-    assert decisions.begin_unpublish(unseen, RECORD.key) is UnpublishPlan.REFUSE
+    assert decisions.unpublish_plan(unseen, RECORD.key) is UnpublishPlan.REFUSE
 
 
 @pytest.mark.spec("H-41")

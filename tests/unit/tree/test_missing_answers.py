@@ -35,7 +35,7 @@ BOUNDARIES = {
     ("proxy/table.py", "Entries.observe", 1): "the observation is UNSEEN, with its problem",
     ("runtime_handler/keeper.py", "KeeperProcess._accept", 1): "it lives on: the client waits",
     ("runtime_handler/keeper.py", "KeeperProcess._answer", 1): "the client gets the error",
-    ("runtime_handler/keeper.py", "KeeperProcess._is_forked", 2): "forks again, answers no client",
+    ("runtime_handler/keeper.py", "KeeperProcess._fork_standby", 2): "forks again, answers nobody",
     ("runtime_handler/keeper.py", "KeeperProcess._serve", 1): "the client's connection ends",
     (
         "runtime_handler/keeper.py",
