@@ -25,6 +25,7 @@ from crust.core import errors
 from crust.host.mounts import propagation
 from crust.kata import ttrpc
 from crust.wire.nri.v1alpha1 import nri_pb2
+from crust.wire.nri.v1alpha1.nri_pb2 import Event
 
 _log = logging.getLogger(__name__)
 
@@ -33,10 +34,15 @@ NAME, INDEX = "crust", "99"
 
 _PLUGIN = "nri.pkg.api.v1alpha1.Plugin"
 _RUNTIME = "nri.pkg.api.v1alpha1.Runtime"
-_VALIDATE = 14
-_METHODS = {"CreateContainer": 4, "StartContainer": 6, "StopContainer": 10, "RemoveContainer": 11}
-_OF_CONTAINERS = {**_METHODS, "ValidateContainerAdjustment": _VALIDATE}
-_PART_OF_TIME = 0.8
+_METHODS = {
+    "CreateContainer": Event.CREATE_CONTAINER,
+    "StartContainer": Event.START_CONTAINER,
+    "StopContainer": Event.STOP_CONTAINER,
+    "RemoveContainer": Event.REMOVE_CONTAINER,
+}
+_CONTAINER_CALLS = {**_METHODS, "ValidateContainerAdjustment": Event.VALIDATE_CONTAINER_ADJUSTMENT}
+_DEADLINE_SHARE = 0.8
+"""The part of the engine's time after which a call ends."""
 _TIME_S = 2.0
 """An engine's default for one call."""
 _READ_BYTES = 64 * 1024
@@ -213,7 +219,7 @@ class _Session:
             name = f"{engine.runtime_name[:64]} {engine.runtime_version[:64]}"
             extra = {"engine": name, "validates": validates}
             _log.info("the container engine asks before each container", extra=extra)
-            events = (_OF_CONTAINERS if validates else _METHODS).values()
+            events = (_CONTAINER_CALLS if validates else _METHODS).values()
             return nri_pb2.ConfigureResponse(events=sum(1 << (number - 1) for number in events))
         if method == "Synchronize":
             node = nri_pb2.SynchronizeRequest.FromString(data)
@@ -231,10 +237,9 @@ class _Session:
         if method == "StateChange":
             change = nri_pb2.StateChangeEvent.FromString(data)
             return await self._event(change.event, change.pod, change.container, began_s)
-        if method in _OF_CONTAINERS:
+        if (event := _CONTAINER_CALLS.get(method)) is not None:
             request = nri_pb2.ContainerRequest.FromString(data)
-            number = _OF_CONTAINERS[method]
-            return await self._event(number, request.pod, request.container, began_s)
+            return await self._event(event, request.pod, request.container, began_s)
         if method == "Shutdown":
             return nri_pb2.ConfigureResponse()
         return ttrpc.Failure(ttrpc.UNIMPLEMENTED, f"crust does not serve {method[:64]!r}")
@@ -242,13 +247,13 @@ class _Session:
     async def _event(
         self, event: int, pod: nri_pb2.PodSandbox, container: nri_pb2.Container, began_s: float
     ) -> Message:
-        deadline_s = began_s + self._time_s * _PART_OF_TIME
+        deadline_s = began_s + self._time_s * _DEADLINE_SHARE
         nri_pod, nri_container = pod_of(pod), container_of(container)
-        if event in (_METHODS["CreateContainer"], _VALIDATE):
+        if event in (Event.CREATE_CONTAINER, Event.VALIDATE_CONTAINER_ADJUSTMENT):
             await self._gate.create(nri_pod, nri_container, deadline_s)
-        elif event == _METHODS["StartContainer"]:
+        elif event == Event.START_CONTAINER:
             await self._gate.start(nri_pod, nri_container, deadline_s)
-        elif event in (_METHODS["StopContainer"], _METHODS["RemoveContainer"]):
+        elif event in (Event.STOP_CONTAINER, Event.REMOVE_CONTAINER):
             self._spawn(_logged(self._gate.ended(nri_container)))  # it can refuse nothing
         # without a field: every method's empty answer
         return nri_pb2.ValidateContainerAdjustmentResponse()

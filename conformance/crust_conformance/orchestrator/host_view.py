@@ -75,9 +75,9 @@ class HostView:
 
 
 def _mounts() -> list[Path]:
-    text = Path("/proc/self/mountinfo").read_bytes()
-    fields = [line.split(b" ")[4] for line in text.splitlines()]
-    return [Path(os.fsdecode(_unescaped(field))) for field in fields]
+    lines = Path("/proc/self/mountinfo").read_bytes().splitlines()
+    points = [point for _, _, _, _, point, *_ in (line.split(b" ") for line in lines)]
+    return [Path(os.fsdecode(_unescaped(point))) for point in points]
 
 
 def _unescaped(field: bytes) -> bytes:

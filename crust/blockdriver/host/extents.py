@@ -30,7 +30,7 @@ from crust.host.files.durable import AnyPath
 from crust.host.process import syscalls
 
 _FS_IOC_FIEMAP = 0xC020660B  # _IOWR('f', 11, struct fiemap)
-_HEAD = struct.Struct("=QQIIII")
+_HEAD = struct.Struct("=QQIIII")  # start, length, flags, mapped extents, array size, reserved
 _EXTENT = struct.Struct("=QQQ16xI12x")  # offset, place, length, flags
 _SYNC, _BATCH = 0x1, 512
 _REST_S = 0.001
@@ -201,7 +201,7 @@ def _extents_of(fd: int, start: int, flags: int = 0) -> Iterator[tuple[int, int,
             time.sleep(_REST_S)
         _HEAD.pack_into(answer, 0, start, (1 << 64) - 1 - start, flags, 0, _BATCH, 0)
         syscalls.ioctl(fd, _FS_IOC_FIEMAP, answer)
-        count = _HEAD.unpack_from(answer)[3]
+        _, _, _, count, _, _ = _HEAD.unpack_from(answer)
         for extent in _EXTENT.iter_unpack(extents[: count * _EXTENT.size]):
             yield extent
             offset, _, length, last = extent

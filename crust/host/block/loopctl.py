@@ -89,18 +89,18 @@ def ensure_node(number: int) -> str:
 
 def status(fd: int) -> Status:
     """The status of an attached device; ENXIO for a detached one."""
-    fields = _INFO.unpack(fcntl.ioctl(fd, _GET_STATUS64, bytes(_INFO.size)))
-    name = os.fsdecode(fields[9].partition(b"\0")[0])
-    device, inode, backing_device, offset, size_limit = fields[:5]
-    is_whole = not offset and not size_limit
-    return Status(device, inode, backing_device, is_whole, flags=fields[8], name=name)
+    info = _INFO.unpack(fcntl.ioctl(fd, _GET_STATUS64, bytes(_INFO.size)))
+    device, inode, backing_device, offset, size_limit, _, _, _, flags, name, *_ = info
+    is_whole, shown = not offset and not size_limit, os.fsdecode(name.partition(b"\0")[0])
+    return Status(device, inode, backing_device, is_whole, flags, shown)
 
 
 def set_flags(fd: int, flags: int) -> None:
     """Change the flags of an attached device; the kernel takes some of them, AUTOCLEAR too."""
-    fields = list(_INFO.unpack(fcntl.ioctl(fd, _GET_STATUS64, bytes(_INFO.size))))
-    fields[8] = flags
-    fcntl.ioctl(fd, _SET_STATUS64, _INFO.pack(*fields))
+    info = fcntl.ioctl(fd, _GET_STATUS64, bytes(_INFO.size))
+    *before, _, name, crypt_name, key, first, second = _INFO.unpack(info)
+    info = _INFO.pack(*before, flags, name, crypt_name, key, first, second)
+    fcntl.ioctl(fd, _SET_STATUS64, info)
 
 
 def make_writable(fd: int) -> None:

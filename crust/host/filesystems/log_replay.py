@@ -54,10 +54,10 @@ def _place(superblock: bytes) -> tuple[int, int]:
     """Where the log begins, and its length, in bytes; the log of another device begins at 0."""
     block_bytes, first, group_blocks = (
         struct.unpack_from(code, superblock, offset)[0]
-        for code, offset in ((">I", 4), (">Q", 48), (">I", 84))
+        for code, offset in ((">I", 4), (">Q", 48), (">I", 84))  # sb_blocksize, logstart, agblocks
     )
-    group, block = first >> superblock[124], first & ((1 << superblock[124]) - 1)
-    (blocks,) = struct.unpack_from(">I", superblock, 96)
+    group, block = first >> superblock[124], first & ((1 << superblock[124]) - 1)  # sb_agblklog
+    (blocks,) = struct.unpack_from(">I", superblock, 96)  # sb_logblocks
     return (group * group_blocks + block) * block_bytes, blocks * block_bytes
 
 
@@ -65,7 +65,7 @@ def _ends_dirty(read: Callable[[int], bytes], count: int) -> bool:
     """Whether the last record is no unmount's. `read` gives a block of the log, which is a ring."""
 
     def cycle(number: int) -> int:
-        first, second = struct.unpack_from(">II", read(number))
+        first, second = struct.unpack_from(">II", read(number))  # h_magicno, h_cycle
         return int(second if first == _RECORD_MAGIC else first)
 
     begin = cycle(0)
@@ -85,5 +85,5 @@ def _ends_dirty(read: Callable[[int], bytes], count: int) -> bool:
     if (tail & 0xFFFFFFFF) == head % count:
         return False
     is_last = (number + headers + -(-length // _BLOCK_BYTES)) % count == head % count
-    is_unmount = operations == 1 and read(number + headers)[9] & _UNMOUNT
+    is_unmount = operations == 1 and read(number + headers)[9] & _UNMOUNT  # oh_flags
     return not (is_last and is_unmount)

@@ -108,27 +108,28 @@ def read_ext4(path: str) -> Superblock:
     data, device_bytes = _read(path, _EXT_OFFSET)
     if _field("<H", data, 0x38) != _EXT_MAGIC:
         raise InvalidSuperblock(path, "ext4")
-    incompat = _field("<I", data, 0x60)
-    high = _field("<I", data, 0x150) if incompat & _EXT_INCOMPAT_64BIT else 0
-    shift = _field("<I", data, 0x18)
+    incompat = _field("<I", data, 0x60)  # s_feature_incompat
+    high = _field("<I", data, 0x150) if incompat & _EXT_INCOMPAT_64BIT else 0  # s_blocks_count_hi
+    shift = _field("<I", data, 0x18)  # s_log_block_size
     if shift > _EXT_LOG_BLOCK_SIZE_MAX:
         raise InvalidSuperblock(path, "ext4", f"its blocks have 1024 << {shift} bytes")
     block_bytes = 1024 << shift
-    blocks = high << 32 | _field("<I", data, 0x04)
-    high = _field("<I", data, 0x154) if incompat & _EXT_INCOMPAT_64BIT else 0
+    blocks = high << 32 | _field("<I", data, 0x04)  # s_blocks_count_lo
+    high = _field("<I", data, 0x154) if incompat & _EXT_INCOMPAT_64BIT else 0  # s_r_blocks_count_hi
     kernels = min(blocks // 50, _EXT_KERNELS_BLOCKS) if incompat & _EXT_INCOMPAT_EXTENTS else 0
+    # s_inodes_per_group, s_inode_size; s_desc_size
     inode_bytes = _field("<I", data, 0x28) * (_field("<H", data, 0x58) or 128)
     descriptor_bytes = max(_field("<H", data, 0xFE) if incompat & _EXT_INCOMPAT_64BIT else 0, 32)
     has_copies = not incompat & _EXT_INCOMPAT_META_BG
-    is_sparse = _field("<I", data, 0x64) & _EXT_RO_COMPAT_SPARSE_SUPER
+    is_sparse = _field("<I", data, 0x64) & _EXT_RO_COMPAT_SPARSE_SUPER  # s_feature_ro_compat
     # with sparse_super2 a copy goes to the new last group
-    has_last = _field("<I", data, 0x5C) & _EXT_COMPAT_SPARSE_SUPER2
+    has_last = _field("<I", data, 0x5C) & _EXT_COMPAT_SPARSE_SUPER2  # s_feature_compat
     groups = _Groups(
-        first_block=_field("<I", data, 0x14),
-        blocks=max(_field("<I", data, 0x20), 1),
+        first_block=_field("<I", data, 0x14),  # s_first_data_block
+        blocks=max(_field("<I", data, 0x20), 1),  # s_blocks_per_group
         least=2 + -(-inode_bytes // block_bytes) + _EXT_LEAST_DATA_BLOCKS,
         descriptors=max(block_bytes // descriptor_bytes, 1) if has_copies else 0,
-        reserved=_field("<H", data, 0xCE),
+        reserved=_field("<H", data, 0xCE),  # s_reserved_gdt_blocks
         is_sparse=bool(is_sparse and not has_last),
     )
     superblock = Superblock(
@@ -136,7 +137,7 @@ def read_ext4(path: str) -> Superblock:
         blocks=blocks,
         clean=_is_clean(data, incompat),
         uuid=_uuid(data, 0x68),
-        reserved_blocks=(high << 32 | _field("<I", data, 0x08)) + kernels,
+        reserved_blocks=(high << 32 | _field("<I", data, 0x08)) + kernels,  # s_r_blocks_count_lo
         groups=groups,
         needs_replay=bool(incompat & _EXT_INCOMPAT_RECOVER),
     )
@@ -149,12 +150,12 @@ def read_xfs(path: str) -> Superblock:
     if data[:4] != _XFS_MAGIC:
         raise InvalidSuperblock(path, "xfs")
     superblock = Superblock(
-        block_size_bytes=_field(">I", data, 4),
-        blocks=_field(">Q", data, 8),
+        block_size_bytes=_field(">I", data, 4),  # sb_blocksize
+        blocks=_field(">Q", data, 8),  # sb_dblocks
         clean=True,
         uuid=_uuid(data, 32),
         complete=not data[_XFS_IN_PROGRESS],
-        groups=_Groups(0, max(_field(">I", data, 84), 1), _XFS_LEAST_GROUP_BLOCKS),
+        groups=_Groups(0, max(_field(">I", data, 84), 1), _XFS_LEAST_GROUP_BLOCKS),  # sb_agblocks
     )
     return _checked(superblock, path, "xfs", device_bytes)
 
@@ -164,13 +165,13 @@ def read_btrfs(path: str) -> Superblock:
     data, device_bytes = _read(path, _BTRFS_OFFSET)
     if data[0x40:0x48] != _BTRFS_MAGIC:
         raise InvalidSuperblock(path, "btrfs")
-    sector_bytes = _field("<I", data, 0x90)
+    sector_bytes = _field("<I", data, 0x90)  # sectorsize
     if not sector_bytes:
         raise InvalidSuperblock(path, "btrfs", "its sectors have 0 bytes")
-    blocks = _field("<Q", data, 0x70) // sector_bytes
+    blocks = _field("<Q", data, 0x70) // sector_bytes  # total_bytes
     superblock = Superblock(
         *(sector_bytes, blocks, True, _uuid(data, 0x20)),
-        needs_replay=bool(_field("<Q", data, 0x60)),
+        needs_replay=bool(_field("<Q", data, 0x60)),  # log_root
     )
     return _checked(superblock, path, "btrfs", device_bytes)
 
@@ -212,13 +213,15 @@ def _checked(superblock: Superblock, path: str, fs_type: str, device_bytes: int)
 
 def _is_clean(data: bytes, incompat: int) -> bool:
     """The fields that e2fsck reads before it reports "clean"."""
-    state = _field("<H", data, 0x3A)
+    state = _field("<H", data, 0x3A)  # s_state
     if not state & _EXT_VALID or state & _EXT_ERRORS or incompat & _EXT_INCOMPAT_RECOVER:
         return False
+    # s_last_orphan, s_feature_ro_compat
     if _field("<I", data, 0xE8) or _field("<I", data, 0x64) & _EXT_RO_COMPAT_ORPHANS:
         return False
+    # s_mnt_count, s_max_mnt_count
     mounts, limit = _field("<H", data, 0x34), _field("<h", data, 0x36)
-    interval = _field("<I", data, 0x44)
+    interval = _field("<I", data, 0x44)  # s_checkinterval
     return not interval and (limit <= 0 or mounts < limit)
 
 
