@@ -24,12 +24,12 @@ from crust_conformance import catalogue, options
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _NEW_FILE = click.Path(dir_okay=False, resolve_path=True, path_type=Path)
-_OF_BOTH = {"only", "skip", "focus", "list_cases", "timeout_s", "strict", "junit", "json"}
+_SHARED_FLAGS = {"only", "skip", "focus", "list_cases", "timeout_s", "strict", "junit", "json"}
 """The flags for drivers that serve for a runtime too."""
 _CHOOSING = ("only", "skip", "focus")
 
 
-_OF_CSI_SANITY = {
+_CSI_SANITY_FLAGS = {
     "csi.endpoint": "--endpoint",
     "csi.controllerendpoint": "--controller-endpoint",
     "csi.mountdir": "--target-root",
@@ -38,7 +38,7 @@ _OF_CSI_SANITY = {
     "ginkgo.json-report": "--json",
     "ginkgo.focus": "--focus",
 }
-_FLAG_OF_GO = re.compile(r"^--?([a-z]+\.[a-z-]+)(?==|$)")
+_GO_FLAG = re.compile(r"^--?([a-z]+\.[a-z-]+)(?==|$)")
 
 
 class _Command(click.Command):
@@ -46,7 +46,7 @@ class _Command(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the words of the command line."""
-        return super().parse_args(ctx, [_FLAG_OF_GO.sub(_ours, word) for word in args])
+        return super().parse_args(ctx, [_GO_FLAG.sub(_ours, word) for word in args])
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command. An error of crust is its sentence, and the exit code 2 if the request is wrong, else 1."""
@@ -58,7 +58,7 @@ class _Command(click.Command):
 
 
 def _ours(flag: re.Match[str]) -> str:
-    return _OF_CSI_SANITY.get(flag[1], flag[0])
+    return _CSI_SANITY_FLAGS.get(flag[1], flag[0])
 
 
 @click.command(
@@ -149,7 +149,7 @@ def main(context: click.Context, /, runtime: str | None, **flags: Any) -> None:
         for name, value in flags.items()
         if context.get_parameter_source(name) is not ParameterSource.DEFAULT
     }
-    if misplaced := sorted(chosen.keys() - _OF_BOTH):
+    if misplaced := sorted(chosen.keys() - _SHARED_FLAGS):
         names = ", ".join(f"--{name.replace('_', '-')}" for name in misplaced)
         raise click.UsageError(f"{names}: not with --runtime, but for drivers")
     sys.exit(of_runtime(runtime, **chosen))

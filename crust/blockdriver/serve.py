@@ -234,5 +234,5 @@ async def run_driver(settings: DriverSettings) -> None:
             with driver.workers.used():  # the task that starts here uses them
                 await stack.enter_async_context(fencing_loop)
         if driver.role.has_node:
-            await start_questions.report(start_questions.ON_NODE, daemon.health)
+            await start_questions.report(start_questions.NODE_QUESTIONS, daemon.health)
         await daemon.forever()

@@ -19,7 +19,7 @@ DEFAULT_POOL = "default"
 LOCAL_ENGINES = frozenset({"files"})
 """The engines whose pool is on one node: only a driver that runs there can make volumes in it."""
 
-_OF_NODE_PART = (
+_NODE_SETTINGS = (
     "create_pool",
     "state_dir",
     "pool_id_file",
@@ -229,7 +229,7 @@ class DriverSettings(program.ProgramSettings):
             )
         if self.mode != "controller":
             return self
-        if alien := [name for name in _OF_NODE_PART if name in self.model_fields_set]:
+        if alien := [name for name in _NODE_SETTINGS if name in self.model_fields_set]:
             raise ValueError(
                 f"mode is controller, and {', '.join(alien)} is of the node part: leave it out"
             )

@@ -118,7 +118,7 @@ worker_refusals = Sampled(
 log_queue = Sampled(
     "crust_log_queue_bytes", "Log lines that wait for the reader of standard error."
 )
-OF_SEVERAL = (
+SHARED = (
     operations,
     worker_threads,
     worker_calls_waiting,

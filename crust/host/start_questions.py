@@ -42,10 +42,10 @@ CONFINED: Question = (
 )
 SEALS: Question = ("targets that take no names (chattr +i)", sealed.try_to_seal)
 
-ON_NODE = (OPEN_FILES, PROCESSES, TARGETS, MOUNTS, CONFINED)
+NODE_QUESTIONS = (OPEN_FILES, PROCESSES, TARGETS, MOUNTS, CONFINED)
 """Of a driver on a node."""
-OF_PROXY = (*ON_NODE, SEALS)
-OF_RUNTIME = (OPEN_FILES, PROCESSES)
+PROXY_QUESTIONS = (*NODE_QUESTIONS, SEALS)
+RUNTIME_QUESTIONS = (OPEN_FILES, PROCESSES)
 """Of the bridge to Kata."""
 
 

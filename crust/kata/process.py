@@ -45,7 +45,7 @@ _VOLUMES_MAX = 24
 async def run(settings: KataSettings) -> None:
     """Serve until cancelled."""
     async with running(settings) as daemon:
-        await start_questions.report(start_questions.OF_RUNTIME, daemon.health)
+        await start_questions.report(start_questions.RUNTIME_QUESTIONS, daemon.health)
         await daemon.forever()
 
 

@@ -28,7 +28,7 @@ async def run(settings: NodeSettings) -> None:
     for driver in settings.driver:
         await serve.check_host(driver)
     async with running(settings) as daemon:
-        await start_questions.report(start_questions.OF_PROXY, daemon.health)
+        await start_questions.report(start_questions.PROXY_QUESTIONS, daemon.health)
         await daemon.forever()
 
 

@@ -25,7 +25,7 @@ from crust.host.mounts import mount_api, mountinfo
 from crust.host.process import syscalls
 from crust.proxy.target import Guard, MountStack, TargetState
 
-_OF_KUBELET = "pods/*/volumes/kubernetes.io~csi/*/mount"
+_KUBELET_TARGETS = "pods/*/volumes/kubernetes.io~csi/*/mount"
 """The targets of volumes with a filesystem, below a kubelet's root."""
 
 _log = logging.getLogger(__name__)
@@ -240,7 +240,7 @@ class Targets:
         stacks = self.stacks()
         for root in self._roots:
             try:
-                paths = [str(path) for path in listing.matching(root, _OF_KUBELET)]
+                paths = [str(path) for path in listing.matching(root, _KUBELET_TARGETS)]
             except errors.CrustError as error:
                 _log.warning("targets of an earlier boot may be immutable", extra={"error": error})
                 continue
@@ -259,7 +259,7 @@ class Targets:
     def unseal_all(self) -> None:
         """Unseal the kubelet's targets, whatever is mounted there: no proxy does it later. Raises the first error."""
         for root in self._roots:
-            for path in listing.matching(root, _OF_KUBELET):
+            for path in listing.matching(root, _KUBELET_TARGETS):
                 self.unseal(volumes.TargetPath(str(path)))
 
     def unseal(self, target: volumes.TargetPath) -> bool:

@@ -69,7 +69,7 @@ async def run(settings: ProxySettings) -> None:
     """Serve until cancelled. If the start fails, it raises the reason and leaves no socket served."""
     await check_propagation(settings)
     async with running(settings) as daemon:
-        await start_questions.report(start_questions.OF_PROXY, daemon.health)
+        await start_questions.report(start_questions.PROXY_QUESTIONS, daemon.health)
         await daemon.forever()
 
 

@@ -27,7 +27,7 @@ _PROPAGATION = {
     "HostToContainer": HOST_TO_CONTAINER,
     "None": "rprivate",
 }
-_OF_KUBELET = ("KUBERNETES_SERVICE_HOST=192.0.2.1", "KUBERNETES_SERVICE_PORT=443")
+_KUBELET_VARIABLES = ("KUBERNETES_SERVICE_HOST=192.0.2.1", "KUBERNETES_SERVICE_PORT=443")
 """What a kubelet adds to the environment of every container."""
 _FIELDS = {"spec.nodeName": "node-1", "metadata.namespace": "crust", "metadata.name": "crust-pod"}
 """What an API server would say of the pod."""
@@ -78,7 +78,7 @@ class RenderedPod:
             host_network=self.host_network,
             may_escalate=context.get("allowPrivilegeEscalation", True),
             readonly_root=context["readOnlyRootFilesystem"],
-            variables=(*_OF_KUBELET, *map(_variable, container.get("env", ()))),
+            variables=(*_KUBELET_VARIABLES, *map(_variable, container.get("env", ()))),
         )
 
     @property

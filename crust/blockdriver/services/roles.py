@@ -25,20 +25,20 @@ Mode = Literal["all", "controller", "node"]
 NODE_ID_MAX_BYTES = 256
 """CSI NodeGetInfoResponse."""
 
-_OF_CONTROLLER = (
+_CONTROLLER_SERVICES = (
     "/csi.v1.Controller/",
     "/csi.v1.GroupController/",
     "/csi.v1.SnapshotMetadata/",
     "/crust.v1.Pool/",
 )
-_OF_NODE = ("/csi.v1.Node/",)
-_OF_ATTACH = (
+_NODE_SERVICES = ("/csi.v1.Node/",)
+_ATTACH_METHODS = (
     "/csi.v1.Controller/ControllerPublishVolume",
     "/csi.v1.Controller/ControllerUnpublishVolume",
     "/csi.v1.Controller/ControllerGetNodeInfo",
 )
-_OF_OTHER_NODES = (
-    *_OF_ATTACH,
+_ANY_NODE_METHODS = (
+    *_ATTACH_METHODS,
     "/csi.v1.Controller/ControllerExpandVolume",
     "/csi.v1.Controller/ControllerModifyVolume",
 )
@@ -68,7 +68,7 @@ class Role:
 
     def check_method(self, method: str) -> None:
         """Raise `NotServedInMode`, `NotInNodeDeployment` or `NoAttachNeeded` unless the method is served."""
-        absent = {"all": (), "node": _OF_CONTROLLER, "controller": _OF_NODE}[self.mode]
+        absent = {"all": (), "node": _CONTROLLER_SERVICES, "controller": _NODE_SERVICES}[self.mode]
         what = f"{method.rpartition('/')[2]} is not served here"
         if method.startswith(absent):
             other_mode = "controller" if self.mode == "node" else "node"
@@ -78,7 +78,7 @@ class Role:
                 why=f"this driver runs in mode {self.mode}",
                 hint=f"call the driver that runs in mode {other_mode}, or start this one in mode all",
             )
-        if self.node_deployment and method in _OF_OTHER_NODES:
+        if self.node_deployment and method in _ANY_NODE_METHODS:
             raise errors.Unsupported.named(
                 "NotInNodeDeployment",
                 what,
@@ -87,7 +87,7 @@ class Role:
                     "may reach any of them"
                 ),
             )
-        if self.is_shared and method in _OF_ATTACH:
+        if self.is_shared and method in _ATTACH_METHODS:
             raise errors.Unsupported.named(
                 "NoAttachNeeded",
                 what,

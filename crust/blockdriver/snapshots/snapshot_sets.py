@@ -31,7 +31,7 @@ from crust.core import errors, volumes
 from crust.host.process import workers
 
 _ROUNDS = 8
-_OF_CONTENT = ("state", "fs_type", "planned_uuid", "filled_bytes", "in_guest", "format_in")
+_CONTENT_FIELDS = ("state", "fs_type", "planned_uuid", "filled_bytes", "in_guest", "format_in")
 """The fields that a snapshot takes over from its volume's content record."""
 
 
@@ -124,7 +124,7 @@ class SnapshotSets:
                 snapshot_id=snapshot_id,
                 source_volume_id=volume_id,
                 size_bytes=record.capacity_bytes,
-                **{name: getattr(content, name) for name in _OF_CONTENT},
+                **{name: getattr(content, name) for name in _CONTENT_FIELDS},
             )
             planned.append(snapshot)
         return SnapshotSet(set_id=set_id, name=name, created_ns=0, snapshots=tuple(planned))
@@ -160,7 +160,7 @@ class SnapshotSets:
             )
         for snapshot in plan.snapshots:  # after the copy: a record names a node before it gets one
             content = self.stores.content_records.load(snapshot.source_volume_id)
-            if any(getattr(content, name) != getattr(snapshot, name) for name in _OF_CONTENT):
+            if any(getattr(content, name) != getattr(snapshot, name) for name in _CONTENT_FIELDS):
                 raise ContentChanged(snapshot.source_volume_id)
         sources = [image.volume_id for image in images]
         self.stores.capacity.check_taken(plan.set_id, sources, taking.added_bytes())

@@ -27,7 +27,7 @@ _LACKING = (
     "plugin.VOLUME_ACCESSIBILITY_CONSTRAINTS",
     "plugin.OFFLINE",
 )
-_OF_THE_OTHER_PROFILE = {
+_OTHER_PROFILE_CAPABILITIES = {
     "1.12": {"C-145": "GET_VOLUME_HEALTH", "C-146": "LIST_VOLUME_HEALTH"},
     "1.13": {"C-138": "VOLUME_CONDITION", "C-139": "VOLUME_CONDITION"},
 }
@@ -69,7 +69,7 @@ def test_the_controller_conforms(ceph: CephCluster, profile: Profile) -> None:
     for case, why in outcome.skipped.items():
         missing = [capability.strip() for capability in why.split(",")]
         assert any(capability.startswith(_LACKING) for capability in missing) or (
-            missing == [f"controller.{_OF_THE_OTHER_PROFILE[profile].get(case)}"]
+            missing == [f"controller.{_OTHER_PROFILE_CAPABILITIES[profile].get(case)}"]
         ), f"{case} is skipped: {why}"
 
 

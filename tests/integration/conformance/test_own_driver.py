@@ -41,10 +41,10 @@ _OTHER_PROFILE: dict[Profile, set[str]] = {
     "1.13": {"C-138", "C-139", "C-244"},
 }
 # What a profile concerns; shim and proxy are told it in another way in each of these.
-_OF_PROFILE = {"C-003", "C-004", "C-005", "C-006"}.union(*_OTHER_PROFILE.values())
+_PROFILE_IDS = {"C-003", "C-004", "C-005", "C-006"}.union(*_OTHER_PROFILE.values())
 _ALONE: tuple[own_driver.Way, ...] = ("alone", "two-pools", "node-deployment")
 # What external-attacher and external-resizer call, which have no node deployment.
-_OF_SIDECARS = {
+_SIDECAR_IDS = {
     *(
         f"C-{number:03d}"
         for number in (*range(11, 15), 16, 17, 135, *range(161, 165), 166, 167, 168)
@@ -64,7 +64,7 @@ _COMPLETE: dict[own_driver.Way, set[Profile]] = {
 @pytest.mark.parametrize("way", ["alone", "node-deployment", "behind-proxy", "node"])
 def test_the_driver_conforms(short_dir: Path, profile: Profile, way: own_driver.Way) -> None:
     is_complete = "TESTS_REPORTS" in os.environ or profile in _COMPLETE[way]
-    _check_conforms(short_dir, profile, way, set() if is_complete else _OF_PROFILE | _DEFERRAL, {})
+    _check_conforms(short_dir, profile, way, set() if is_complete else _PROFILE_IDS | _DEFERRAL, {})
 
 
 def test_driver_conforms_in_the_second_of_two_pools(short_dir: Path) -> None:
@@ -109,7 +109,7 @@ def _check_conforms(
         assert outcome.exit_code == 0
     skipped = _NOT_APPLICABLE | _OTHER_PROFILE[profile]
     skipped |= set() if way in _ALONE else _DEFERRAL
-    skipped |= _OF_SIDECARS if way == "node-deployment" else set()
+    skipped |= _SIDECAR_IDS if way == "node-deployment" else set()
     assert set(outcome.skipped) == (skipped & only if only else skipped)
     assert outcome.numbers("passed")
 
@@ -180,7 +180,7 @@ def _outcome(base: Path, kind: str, *, way: str) -> Results:
         return results
 
 
-_OF_THE_NODE = ("C-2", "C-6")
+_NODE_CASES = ("C-2", "C-6")
 """The numbers of the cases of the node begin so."""
 _NOT_IN_THE_WRAP = {
     "C-227",
@@ -203,7 +203,7 @@ def test_own_driver_without_its_deferral_conforms_behind_the_wrap(short_dir: Pat
             target_root=driver.target_root,
             profile="1.12",
             parameters=given,
-            only=tuple(case for case in catalogue.cases("C") if case.startswith(_OF_THE_NODE)),
+            only=tuple(case for case in catalogue.cases("C") if case.startswith(_NODE_CASES)),
             log=driver.log,
             restart_command=driver.restart_command,
             timeout_s=60.0,

@@ -243,7 +243,7 @@ async def running(directory: Path) -> AsyncIterator[Bench]:
         await made.close()
 
 
-_OF_A_POOL = """\
+_POOL_PROGRAM = """\
 import sys
 from crust.core import volumes
 from crust.blockdriver.engines.pool_access import Access
@@ -261,7 +261,7 @@ print(" ".join(here.attached_here()))
 
 async def in_a_process(bench: Bench, method: str, pool: str, user: str, volume_id: str) -> str:
     """Attach or detach a volume of another pool on the node, in a process of its own; what is attached then."""
-    await bench.vm.write("/run/of-a-pool.py", _OF_A_POOL)
+    await bench.vm.write("/run/of-a-pool.py", _POOL_PROGRAM)
     key = bench.ceph.keys[f"client.{user}"]
     arguments = (method, bench.ceph.monitors, user, key, pool, "", volume_id)
     return (await bench.vm.run(sys.executable, "/run/of-a-pool.py", *arguments)).strip()

@@ -39,7 +39,7 @@ from tests.support.forms.form import ANSWER_S, KUBELET, VENDORS_SOCKET, Form
 from tests.support.rendered_pods import RenderedPod
 
 SHIM = "/run/crust/shim-vendor/csi.sock"
-_OF_NODE = (KUBELET, "/run/crust", "/var/lib/crust")
+_NODE_DIRECTORIES = (KUBELET, "/run/crust", "/var/lib/crust")
 """Where the pod has directories of the host that are the node's own, and not this machine's."""
 _NOBODY = 65534
 """The user of the controllers."""
@@ -67,7 +67,7 @@ class Pod(Form):
         return self.rendered(process).start(self.containerd, self.image)
 
     def rendered(self, process: str) -> RenderedPod:
-        node = {path: self.at(path) for path in _OF_NODE}
+        node = {path: self.at(path) for path in _NODE_DIRECTORIES}
         return RenderedPod(self.values, process, node, self.directory)
 
     def at(self, path: str) -> Path:
@@ -233,7 +233,7 @@ def _make_root(form: Pod) -> None:
         (form.directory / "t" / name).mkdir()
     layers = f"lowerdir=/,upperdir={form.directory}/t/u,workdir={form.directory}/t/w"
     do("mount", "-t", "overlay", "-o", layers, "overlay", form.root)
-    for path in _OF_NODE:
+    for path in _NODE_DIRECTORIES:
         shutil.rmtree(form.at(path), ignore_errors=True)
         form.at(path).mkdir(parents=True)
     for path in ("/proc", "/dev", "/sys", str(CHECKOUT)):

@@ -81,7 +81,7 @@ OWNERS: Mapping[str, Mapping[str, str]] = {
 """For each interface of the kernel (A4) the modules that may use it, and for what."""
 
 
-_OF_A_PROCESS = re.compile(r"""^f?["']/proc/(?!self/)""")
+_PROCESS_FILE = re.compile(r"""^f?["']/proc/(?!self/)""")
 _OPEN_FILES = re.compile(r"/fd(info)?\b")
 
 
@@ -282,7 +282,7 @@ def _flags(node: ast.BinOp) -> list[str]:
 
 
 def _procfs(text: str) -> Iterator[str]:
-    if not _OF_A_PROCESS.search(text):
+    if not _PROCESS_FILE.search(text):
         return
     if _OPEN_FILES.search(text):
         yield "open files of a process"

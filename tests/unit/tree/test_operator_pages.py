@@ -159,7 +159,7 @@ def test_systemd_accepts_the_unit_without_a_warning(unit: str, tmp_path: Path) -
 
 def test_metrics_of_page_are_those_of_code() -> None:
     page = set(re.findall(r"^\| `(crust_\w+|csi_operations\w+)` \|", PAGE, re.MULTILINE))
-    parts = [*metrics.PROXY, *metrics.DRIVER, *metrics.FENCING, *metrics.OF_SEVERAL]
+    parts = [*metrics.PROXY, *metrics.DRIVER, *metrics.FENCING, *metrics.SHARED]
     samples = [sample for part in parts for sample in part.collect()]
     counted = {
         f"{sample.name}_total" if sample.type == "counter" else sample.name

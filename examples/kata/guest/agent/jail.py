@@ -76,7 +76,7 @@ _COVERED = (
     "sys/devices/virtual/powercap",
     "sys/firmware",
 )
-_OF_THE_GUEST = ("/dev", "/proc", "/sys", "/tmp", "/run")
+_GUEST_DIRECTORIES = ("/dev", "/proc", "/sys", "/tmp", "/run")
 # chown, dac_override, fowner, fsetid, kill, setgid, setuid, setpcap, net_bind_service, sys_chroot, setfcap
 # (capability.h). Without mknod and sys_admin a container cannot reach a disk that it was not given.
 _KEPT_CAPABILITIES = frozenset((0, 1, 3, 4, 5, 6, 7, 8, 10, 18, 31))
@@ -96,7 +96,7 @@ def enter(spec: Spec) -> None:
     os.chdir(_ROOT)
     linux.mount(".", "/", "", linux.MS_MOVE)
     # The working directory is the new root by now; absolute paths still lead to the old one.
-    for path in _OF_THE_GUEST:
+    for path in _GUEST_DIRECTORIES:
         linux.unmount(path, linux.MNT_DETACH)
     os.chroot(".")
     os.chdir(spec["directory"])

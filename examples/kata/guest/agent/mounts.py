@@ -37,8 +37,8 @@ _ATTRIBUTES = {
     "nodiratime": linux.MOUNT_ATTR_NODIRATIME,
 }
 _MEANINGLESS = "defaults rw suid dev exec atime relatime norelatime nostrictatime diratime async"
-_OF_OTHER_TOOLS = "auto noauto user nouser nofail _netdev"
-_DEFAULTS = frozenset(f"{_MEANINGLESS} {_OF_OTHER_TOOLS}".split())
+_FSTAB_OPTIONS = "auto noauto user nouser nofail _netdev"
+_DEFAULTS = frozenset(f"{_MEANINGLESS} {_FSTAB_OPTIONS}".split())
 _REFUSED = frozenset(("bind", "rbind", "move", "remount", "loop", "shared", "slave", "private"))
 _load = threading.Lock()
 
