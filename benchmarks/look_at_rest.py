@@ -23,7 +23,7 @@ from crust.host.files.locks import ToolLocks
 from crust.host.process.workers import Workers
 from crust.proxy.filesystems import Filesystems
 from crust.proxy.guard import Targets
-from crust.proxy.look import Looks
+from crust.proxy.look import Reconciler
 from crust.proxy.table import Entries, Events, Table
 
 NAME = "look"
@@ -84,22 +84,22 @@ async def measure() -> Result:
             Events(),
             Health(),
         )
-        looks = Looks(entries)
-        await _look_at_rest(looks, measured, REST)
+        reconciler = Reconciler(entries)
+        await _look_at_rest(reconciler, measured, REST)
         for target in targets:
             held.enter_context(claims.ClaimLock.acquire(store.layout.entry(target), target))
             claims.touch(store.layout.entry(target))
-        await _look_at_rest(looks, measured, CLAIMED)
+        await _look_at_rest(reconciler, measured, CLAIMED)
     return Result(
         {state: figures.Samples.of("%", values) for state, values in measured.values.items()}
     )
 
 
-async def _look_at_rest(looks: Looks, measured: Measured, state: str) -> None:
-    await looks.look()
+async def _look_at_rest(reconciler: Reconciler, measured: Measured, state: str) -> None:
+    await reconciler.look()
     await asyncio.sleep(2 * entry.FRESH_NS / 1e9)  # until the entries are old enough to be believed
-    await looks.look()
+    await reconciler.look()
     for _ in range(ROUNDS):
         began_s = time.process_time()
-        await looks.look()
+        await reconciler.look()
         measured.add(state, 100 * (time.process_time() - began_s) / RESCAN_S)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from benchmarks import figures, inotify, node, records
 from crust.handoff import watch
-from crust.handoff.entry import Looks
+from crust.handoff.entry import DirectoryReader
 from crust.handoff.layout import Layout
 from crust.handoff.store import Store
 
@@ -71,14 +71,14 @@ class Reader:
 
     def __init__(self, watched: Stamped) -> None:
         self._watched = watched
-        self._looks = Looks(Layout(watched.root))
+        self._reader = DirectoryReader(Layout(watched.root))
         self._names: frozenset[str] | None = None
 
     async def look(self) -> tuple[int, int]:
         """Wait until an entry appears or goes; returns the times of the hint and of the record."""
         async for _ in self._watched:
             hinted_ns = self._watched.hinted_ns
-            names = frozenset((await asyncio.to_thread(self._looks.look)).names)
+            names = frozenset((await asyncio.to_thread(self._reader.look)).names)
             if names != self._names:
                 self._names = names
                 return hinted_ns, time.monotonic_ns()

@@ -142,15 +142,15 @@ def _claim_of(paths: EntryPaths) -> tuple[Claim | None, errors.CrustError | None
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class DirectoryReading:
     """The result of a look: the names of all entries, and the entries that it has read."""
 
     names: Set[str]
     entries: Mapping[str, Entry]
 
 
-class Looks:
-    """The looks at one directory, one thread at a time."""
+class DirectoryReader:
+    """Reads one directory again at each look, one thread at a time."""
 
     def __init__(self, root: Layout) -> None:
         self._layout = root
@@ -166,7 +166,7 @@ class Looks:
         for name in names:
             self._stamps.pop(name, None)
 
-    def look(self) -> Look:
+    def look(self) -> DirectoryReading:
         """Look now. Blocks."""
         fresh_ns = time.time_ns() - FRESH_NS
         # By a descriptor, because the path to the root takes longer than the rest of a stat(2); without os.scandir,
@@ -203,7 +203,7 @@ class Looks:
             is_read = entry.error is None and entry.claim_error is None
             if is_read and name in present and present[name][1] < fresh_ns:
                 self._stamps[name] = present[name]
-        return Look(frozenset(self._known), entries)
+        return DirectoryReading(frozenset(self._known), entries)
 
 
 def _next_of(left: list[str], names: Collection[str], number: int) -> list[str]:

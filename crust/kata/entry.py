@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from crust.core import errors, volumes
-from crust.handoff.entry import Looks
+from crust.handoff.entry import DirectoryReader
 from crust.handoff.record import Record
 from crust.handoff.store import Store
 from crust.handoff.watch import RENAMES, Watch
@@ -219,7 +219,7 @@ class Placeholders:
     _known: frozenset[str] | None = None
 
     def __post_init__(self) -> None:
-        self._looks = Looks(self._store.layout)
+        self._reader = DirectoryReader(self._store.layout)
 
     async def keep(self) -> None:
         """Look until cancelled."""
@@ -229,7 +229,7 @@ class Placeholders:
 
     def look_at_volumes(self) -> None:
         """Look once. Blocks."""
-        look = self._looks.look()
+        look = self._reader.look()
         for volume in look.entries.values():
             record = volume.record
             if record is None or record.handler not in self._handlers:
@@ -243,7 +243,7 @@ class Placeholders:
             self._report(f"volume {record.target}", problem)
         if self._known is None or self._known - look.names:
             made = list(self._entries.ours())
-            published = self._looks.look().names  # after them: an entry is made after its record
+            published = self._reader.look().names  # after them: an entry is made after its record
             for name, digest in made:
                 if digest not in published:
                     self._entries.remove(name)

@@ -14,7 +14,7 @@ from crust.host import answers
 from crust.host.process import processes, workers
 from crust.proxy import handler_calls
 from crust.proxy.handlers import Handlers
-from crust.proxy.look import Looks
+from crust.proxy.look import Reconciler
 from crust.proxy.sockets import DriverSockets
 from crust.proxy.table import Entries
 from crust.rpc.call import Call
@@ -32,7 +32,7 @@ class Inspect:
     entries: Entries
     drivers: DriverSockets
     handlers: Handlers
-    looks: Looks
+    reconciler: Reconciler
 
     async def ListDrivers(
         self, request: inspect_pb2.ListDriversRequest, call: Call
@@ -80,7 +80,7 @@ class Inspect:
         """
         with contextlib.suppress(workers.NoWorkerFree):
             await workers.check_free()
-            await self.looks.look()
+            await self.reconciler.look()
         entries = self.entries.table.entries()
         return inspect_pb2.ListDeferredVolumesResponse(volumes=map(_volume, entries))
 

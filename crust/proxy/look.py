@@ -56,12 +56,12 @@ _KINDS = {State.MOUNTED: "mounted", State.ERROR: "failed"}
 _log = logging.getLogger(__name__)
 
 
-class Looks:
+class Reconciler:
     def __init__(self, entries: Entries) -> None:
         self._entries = entries
         self._table = entries.table
         self._targets = entries.targets
-        self._reader = handoff_entries.Looks(entries.store.layout)
+        self._reader = handoff_entries.DirectoryReader(entries.store.layout)
         self._looking = asyncio.Lock()
         self._must_list = True
         """Whether the last list of the mounts left out some rows, which were newer."""

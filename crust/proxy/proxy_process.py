@@ -30,7 +30,7 @@ from crust.proxy.guard import Devices, Targets
 from crust.proxy.handlers import HandlerRegistry, Handlers
 from crust.proxy.host_publish import HostPublish
 from crust.proxy.inspect import Inspect
-from crust.proxy.look import Looks
+from crust.proxy.look import Reconciler
 from crust.proxy.policy import Policy
 from crust.proxy.publish import Publish
 from crust.proxy.runtime_api import RuntimeApi
@@ -119,8 +119,8 @@ async def part(
             store, table, events = stores.Store(settings.volumes_root), Table(), Events()
             host_parts = (host.targets, host.filesystems, host.devices)
             entries = Entries(store, table, *host_parts, running, events, daemon.health)
-            looks = Looks(entries)
-            await _load(entries, looks, stack)
+            reconciler = Reconciler(entries)
+            await _load(entries, reconciler, stack)
             handlers = Handlers(grace_s=settings.handler_grace_s)
             stack.push_async_callback(running.drain)
             on_host = HostPublish(entries, Publish(entries, handlers, Unpublish(entries)))
@@ -135,9 +135,9 @@ async def part(
                 settings.plugins_registry,
                 ports.connect,
             )
-            await stack.enter_async_context(looks.following(end=daemon.end))
+            await stack.enter_async_context(reconciler.following(end=daemon.end))
             registry = HandlerRegistry(handlers, entries)
-            inspect = methods_of(Inspect(entries, drivers, handlers, looks), _INSPECT)
+            inspect = methods_of(Inspect(entries, drivers, handlers, reconciler), _INSPECT)
             for name, methods, stop in (
                 ("handlers", methods_of(registry, _HANDLERS), registry.stop),
                 ("inspect", inspect, events.end),
@@ -173,7 +173,7 @@ def _export_metrics(
     metrics.export_workers("proxy", lambda: pool.load)
 
 
-async def _load(entries: Entries, looks: Looks, stack: AsyncExitStack) -> None:
+async def _load(entries: Entries, reconciler: Reconciler, stack: AsyncExitStack) -> None:
     """Open and lock the handoff directory, finish removals that a crash has interrupted, and make the first look.
 
     Then each guard of an earlier process is a row of the table, too.
@@ -188,7 +188,7 @@ async def _load(entries: Entries, looks: Looks, stack: AsyncExitStack) -> None:
         entries.targets.settle_seals()
 
     await workers.run(prepare)
-    await looks.look()
+    await reconciler.look()
     for entry in entries.table.entries():
         if entry.error is not None:
             _log.error("unreadable entry", extra={"entry": entry.digest, "error": str(entry.error)})

@@ -16,7 +16,7 @@ from crust.host.mounts import mountinfo
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class StatsQuery:
     volume_id: volumes.VolumeId
     path: volumes.TargetPath
     deferred: bool
@@ -39,13 +39,13 @@ class NodeStats:
     tells_condition: bool
     timeout_s: float = 5.0
 
-    async def measure(self, look: Look) -> volumes.VolumeStats:
+    async def measure(self, query: StatsQuery) -> volumes.VolumeStats:
         """Raises `NotPublishedAtPath`, `VolumeMountedInGuest`, `operations.SystemCallTimedOut`."""
         return await self.stores.running.look(
-            look,
-            lambda: self._measure(look),
+            query,
+            lambda: self._measure(query),
             timeout_s=self.timeout_s,
-            shown=f"{look.path} of {look.volume_id}",
+            shown=f"{query.path} of {query.volume_id}",
         )
 
     async def examine(
@@ -71,14 +71,14 @@ class NodeStats:
         has_problem = bool(kinds - {health.Kind.DEGRADED})
         if path is None or has_problem or (entry is not None and entry.deferred):
             return volume_health
-        problem = _problem(self._find(Look(volume_id, path, deferred=False)))
+        problem = _problem(self._find(StatsQuery(volume_id, path, deferred=False)))
         if not problem:
             return volume_health
         finding = health.Finding(health.Kind.INACCESSIBLE, "DeviceFailed", problem)
         return health.Health(volume_id, (finding, *volume_health.findings))
 
-    def _measure(self, look: Look) -> volumes.VolumeStats:
-        place = self._find(look)
+    def _measure(self, query: StatsQuery) -> volumes.VolumeStats:
+        place = self._find(query)
         if place.is_raw:
             total = volumes.VolumeUsage(volumes.UsageUnit.BYTES, place.size_bytes, 0, 0)
             stats = volumes.VolumeStats((total,))
@@ -90,21 +90,21 @@ class NodeStats:
             return replace(stats, condition=volumes.VolumeCondition(abnormal=True, message=problem))
         return replace(stats, condition=self.health_check.of(place.record).condition)
 
-    def _find(self, look: Look) -> _Place:
-        record = self.stores.volume_records.load(look.volume_id)
-        entry = self.stores.node_state.published(look.path)
-        if look.deferred or (entry is not None and entry.deferred):
+    def _find(self, query: StatsQuery) -> _Place:
+        record = self.stores.volume_records.load(query.volume_id)
+        entry = self.stores.node_state.published(query.path)
+        if query.deferred or (entry is not None and entry.deferred):
             raise errors.NotReady.named(
                 "VolumeMountedInGuest",
-                f"the driver has no statistics of {look.volume_id} at {look.path.text}",
+                f"the driver has no statistics of {query.volume_id} at {query.path.text}",
                 why="it was published with deferral: a guest's kernel has it mounted",
             )
-        attachment = self.stores.access.host_device(look.volume_id)
-        mount = mountinfo.at(look.path.text)
+        attachment = self.stores.access.host_device(query.volume_id)
+        mount = mountinfo.at(query.path.text)
         device = attachment.device if attachment else None
         shown = device is not None and mount is not None and device_mounts.shows(mount, device)
         if attachment is None or device is None or mount is None or not shown:
-            raise NotPublishedAtPath(look.volume_id, look.path.text)
+            raise NotPublishedAtPath(query.volume_id, query.path.text)
         is_raw = device_mounts.is_node(mount, device)
         return _Place(record, attachment.size_bytes, mount, is_raw)
 

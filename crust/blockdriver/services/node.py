@@ -6,7 +6,7 @@ from crust.blockdriver.engines.pool_access import Access
 from crust.blockdriver.node.io_limits import IoLimits
 from crust.blockdriver.node.node_expand import Expand, NodeExpand, NotPublishedAtPath
 from crust.blockdriver.node.node_stage import NodeStage, Stage
-from crust.blockdriver.node.node_stats import Look, NodeStats
+from crust.blockdriver.node.node_stats import NodeStats, StatsQuery
 from crust.blockdriver.node.node_unpublish import NodeUnpublish, NodeUnstage
 from crust.blockdriver.node.publish.deferred_publish import DeferredNodePublish
 from crust.blockdriver.node.publish.node_publish import NodePublish
@@ -225,8 +225,8 @@ class Node:
         """Usage and condition; never blocks on a hung volume or another operation."""
         volume_id = csi.volume_id(request.volume_id)
         path = self._path(volume_id, request.volume_path)
-        look = Look(volume_id, path, request.defer_fs_ops)
-        return csi.stats_to_wire(await self.node_stats.measure(look))
+        query = StatsQuery(volume_id, path, request.defer_fs_ops)
+        return csi.stats_to_wire(await self.node_stats.measure(query))
 
     async def NodeExpandVolume(
         self, request: csi_pb2.NodeExpandVolumeRequest, call: Call

@@ -69,8 +69,8 @@ class Purpose(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """One look at what this host has of all devices."""
+class HostState:
+    """What this host has of all devices, at one look."""
 
     opened: Openers
     mounts: tuple[mountinfo.Mount, ...]
@@ -124,7 +124,7 @@ class Users:
         return DeviceInUse(self.device.path, places, self.loops, self.openers, self.stacked)
 
 
-def look_at_host(opened: Openers | None = None) -> Look:
+def look_at_host(opened: Openers | None = None) -> HostState:
     """For several devices; `opened` is an earlier look at all processes. Raises `OSError`, `NotSeen`. Blocks."""
     opened = openers() if opened is None else opened
     mounts, loops = mountinfo.with_texts(*_LINES), []
@@ -136,7 +136,7 @@ def look_at_host(opened: Openers | None = None) -> Look:
         above = mountinfo.listed_above(backing, all_mounts()) if is_near else None
         if backing == "/" or (above is not None and above.fs_type in _IN_MEMORY):
             loops.append((number, backing))
-    return Look(opened, mounts, tuple(loops))
+    return HostState(opened, mounts, tuple(loops))
 
 
 def of(device: volumes.BlockSource) -> Answer[Users]:
@@ -150,7 +150,7 @@ def check(
     *,
     but: Collection[int] = (),
     is_mine: bool = False,
-    look: Callable[[], Look] = look_at_host,
+    look: Callable[[], HostState] = look_at_host,
     published_below: Collection[str] = ("/",),
 ) -> None:
     """Return if nobody is in the way of the purpose, or the kernel has the device no more. Blocks.
@@ -261,7 +261,7 @@ def _ask(device: volumes.BlockSource, question: Callable[[], T]) -> Answer[T]:
 
 def _of(
     device: volumes.BlockSource,
-    look: Callable[[], Look],
+    look: Callable[[], HostState],
     *,
     is_mine: bool = False,
     published_below: Collection[str] = ("/",),
@@ -374,7 +374,7 @@ def _is_published(target: str, root: str) -> bool:
     return target.startswith(below) and not is_drivers
 
 
-def _loops_on(numbers: Collection[Number], seen: Look) -> list[str]:
+def _loops_on(numbers: Collection[Number], seen: HostState) -> list[str]:
     """The loop devices upon the devices: a kubelet keeps one on each raw volume.
 
     Nodes of devices are in memory. It opens no loop device of other files: the kernel would ask the file's server,

@@ -227,7 +227,7 @@ def process_of(pid: int) -> Process:
 
 
 def hold_device(
-    record: Record, *, its_vm: int = 0, look: Callable[[], users.Look] = users.look_at_host
+    record: Record, *, its_vm: int = 0, look: Callable[[], users.HostState] = users.look_at_host
 ) -> int:
     """The descriptor that holds the device; -1 for an image, which has no device on this host.
 

@@ -209,7 +209,7 @@ def _held_device(
     undo: contextlib.ExitStack,
     *,
     its_vm: int = 0,
-    look: Callable[[], users.Look] = users.look_at_host,
+    look: Callable[[], users.HostState] = users.look_at_host,
 ) -> int:
     device_fd = hold_device(record, its_vm=its_vm, look=look)
     if device_fd >= 0:

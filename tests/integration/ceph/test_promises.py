@@ -22,7 +22,7 @@ from crust.blockdriver.controller.create_volume import Create
 from crust.blockdriver.driver import Driver
 from crust.blockdriver.engines.rbd.provisioning import engine as rbd_engine
 from crust.blockdriver.engines.rbd.provisioning import own_bytes
-from crust.blockdriver.engines.rbd.provisioning.background import Looks
+from crust.blockdriver.engines.rbd.provisioning.background import RepeatedWork
 from crust.blockdriver.engines.rbd.provisioning.engine import RbdProvisioning
 from crust.blockdriver.snapshots.content_source import SourceRequest
 from crust.core import volumes
@@ -133,7 +133,7 @@ def tight(
 ) -> Iterator[Tight]:
     monkeypatch.setattr(rbd_engine, "_FRESH_S", 0.0)
     monkeypatch.setattr(own_bytes, "STATISTICS_S", 0.0)  # `settle` waits for them
-    monkeypatch.setattr(Looks, "start", lambda _: None)
+    monkeypatch.setattr(RepeatedWork, "start", lambda _: None)
     made = Tight(ceph, tmp_path, marks)
     yield made
     made.controllers.end()

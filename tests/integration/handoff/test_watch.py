@@ -47,10 +47,10 @@ async def looking(store: Store) -> AsyncIterator[Watch]:
 
 async def _scans(looking: Watch) -> AsyncIterator[list[Entry]]:
     """The entries after each hint, if they differ from those before."""
-    looks, known = entry.Looks(Layout(looking.root)), dict[str, Entry]()
+    reader, known = entry.DirectoryReader(Layout(looking.root)), dict[str, Entry]()
     yielded: list[Entry] | None = None
     async for _ in looking:
-        seen = await asyncio.to_thread(looks.look)
+        seen = await asyncio.to_thread(reader.look)
         known = {
             name: latest for name, latest in {**known, **seen.entries}.items() if name in seen.names
         }

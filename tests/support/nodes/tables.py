@@ -7,7 +7,7 @@ from crust.core.operations import KeyedOperations
 from crust.core.supervised import Health
 from crust.handoff.store import Store
 from crust.host.process.workers import Workers
-from crust.proxy.look import Looks
+from crust.proxy.look import Reconciler
 from crust.proxy.table import Entries, Events, Table
 from tests.support.nodes.fake_filesystems import FakeFilesystems
 from tests.support.nodes.fake_targets import FakeDevices, FakeTargets
@@ -47,6 +47,6 @@ class Bench:
             Health(),
         )
 
-    def looks(self) -> Looks:
-        """New looks, which have seen nothing."""
-        return Looks(self.entries)
+    def reconciler(self) -> Reconciler:
+        """A new one, which has seen nothing."""
+        return Reconciler(self.entries)

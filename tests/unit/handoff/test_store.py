@@ -17,7 +17,7 @@ import pytest
 from crust.core import errors, volumes
 from crust.handoff import claims, layout
 from crust.handoff.claims import HeldBySandbox, NotPublished
-from crust.handoff.entry import IN_TURN, Looks, UnknownHandoffFile
+from crust.handoff.entry import IN_TURN, DirectoryReader, UnknownHandoffFile
 from crust.handoff.layout import UntrustedDirectory
 from crust.handoff.mount_info import Reserved
 from crust.handoff.record import UnreadableHandoffRecord
@@ -249,14 +249,14 @@ def test_recent_change_is_read_again(store: Store, monkeypatch: pytest.MonkeyPat
     """Two changes within one tick of the kernel's clock (10 ms at 100 Hz) leave one time of the directory."""
     targets = [volumes.TargetPath.parse(f"/var/lib/kubelet/pods/{n}/mount") for n in range(9)]
     entries = [store.write(a_record(target)) for target in targets]
-    looks = Looks(store.layout)
+    reader = DirectoryReader(store.layout)
     now_ns = time.time_ns()
     monkeypatch.setattr("crust.handoff.entry.time.time_ns", lambda: now_ns)
     for age_ns, read in ((20 * 10**6, len(targets)), (3600 * 10**9, IN_TURN)):
         for entry in entries:
             os.utime(entry.directory, ns=(0, now_ns - age_ns))
-        looks.look()
-        assert len(looks.look().entries) == read
+        reader.look()
+        assert len(reader.look().entries) == read
 
 
 @pytest.mark.spec("H-19", "H-3")

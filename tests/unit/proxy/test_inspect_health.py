@@ -107,15 +107,15 @@ async def test_look_that_hangs_is_shown_until_it_ends(
     places: Places, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(look, "_LATE_S", 0.01)
-    goes_on, look_at = threading.Event(), entry.Looks.look
+    goes_on, look_at = threading.Event(), entry.DirectoryReader.look
 
-    def hang(looks: entry.Looks) -> entry.Look:
+    def hang(reader: entry.DirectoryReader) -> entry.DirectoryReading:
         assert goes_on.wait(60)
-        return look_at(looks)
+        return look_at(reader)
 
     async with FakeNode(places) as node:
         with monkeypatch.context() as patched:
-            patched.setattr(entry.Looks, "look", hang)
+            patched.setattr(entry.DirectoryReader, "look", hang)
             try:
                 condition = await _condition(node)
                 assert condition.part == "looks at the handoff directory"

@@ -175,14 +175,14 @@ async def test_failing_looks_are_repeated_and_end_the_process(
     """Not only errors of crust's own: no thread can be started, no memory is left."""
     numbers = itertools.count(1)
 
-    def fail(_: entry.Looks) -> entry.Look:
+    def fail(_: entry.DirectoryReader) -> entry.DirectoryReading:
         raise RuntimeError(f"can't start new thread {next(numbers)}")
 
     monkeypatch.setattr(supervised, "ATTEMPTS", 5)
     monkeypatch.setattr(supervised, "_FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr(entry.Looks, "look", fail)
-    looks, ended = bench.looks(), asyncio.Queue[errors.CrustError]()
-    async with asyncio.timeout(60), looks.following(end=ended.put_nowait, rescan_s=0.01):
+    monkeypatch.setattr(entry.DirectoryReader, "look", fail)
+    reconciler, ended = bench.reconciler(), asyncio.Queue[errors.CrustError]()
+    async with asyncio.timeout(60), reconciler.following(end=ended.put_nowait, rescan_s=0.01):
         assert "can't start new thread 5" in str(await ended.get())
 
 
@@ -220,28 +220,28 @@ A_ENDED = claim("a", State.ERROR, error="no kernel", live=False)
 async def test_looks_become_the_events_of_what_lies_between(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, read: list[Claim | None], reported: list[str]
 ) -> None:
-    looks = bench.looks()
+    reconciler = bench.reconciler()
     bench.store.write(records.a_record())
     directory = bench.store.layout.entry(records.TARGET).directory
     async with bench.events.watch() as watch:
         for claim_read in read:
             monkeypatch.setattr(entry, "_claim_of", lambda _, read=claim_read: (read, None))
             os.utime(directory)
-            await looks.look()
+            await reconciler.look()
         assert await _heard(bench.events, watch) == reported
 
 
 async def test_unpublish_ends_a_claim_whose_release_no_look_has_seen(bench: Bench) -> None:
-    looks = bench.looks()
+    reconciler = bench.reconciler()
     bench.store.write(records.a_record())
     async with bench.events.watch() as watch:
         with fake_handler.sandbox(bench.store.root, records.TARGET.text, name="a"):
-            await looks.look()
+            await reconciler.look()
         bench.table.drop(records.TARGET.digest)
         with bench.store.begin_removal(records.TARGET) as unpublish:
             unpublish.complete()
         for _ in range(2):
-            await looks.look()
+            await reconciler.look()
         heard = await _heard(bench.events, watch)
     assert heard == ["claimed: sandbox a", "mounted: sandbox a", "released: sandbox a"]
 

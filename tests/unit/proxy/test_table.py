@@ -23,13 +23,13 @@ RECORD = records.a_record()
 ALONE = DeviceSet.alone(RECORD.identity)
 
 
-class SlowLooks(entry.Looks):
-    """Looks that have read the directory, and return when the test allows it."""
+class SlowReader(entry.DirectoryReader):
+    """Has read the directory, and returns when the test allows it."""
 
     entered = threading.Event()
     go_on = threading.Event()
 
-    def look(self) -> entry.Look:
+    def look(self) -> entry.DirectoryReading:
         seen = super().look()
         self.entered.set()
         assert self.go_on.wait(20)
@@ -37,11 +37,11 @@ class SlowLooks(entry.Looks):
 
 
 @pytest.fixture
-def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[SlowLooks]]:
-    SlowLooks.entered, SlowLooks.go_on = threading.Event(), threading.Event()
-    monkeypatch.setattr("crust.handoff.entry.Looks", SlowLooks)
-    yield SlowLooks
-    SlowLooks.go_on.set()
+def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[SlowReader]]:
+    SlowReader.entered, SlowReader.go_on = threading.Event(), threading.Event()
+    monkeypatch.setattr("crust.handoff.entry.DirectoryReader", SlowReader)
+    yield SlowReader
+    SlowReader.go_on.set()
 
 
 def _publish(bench: Bench, record: Record) -> None:
@@ -54,8 +54,8 @@ def row(record: Record, devices: DeviceSet = ALONE) -> TargetRow:
     return TargetRow(record.digest, record.target.text, key=record.key, devices=devices)
 
 
-async def test_publish_during_a_look_stays(slow: type[SlowLooks], bench: Bench) -> None:
-    looking = asyncio.create_task(bench.looks().look())
+async def test_publish_during_a_look_stays(slow: type[SlowReader], bench: Bench) -> None:
+    looking = asyncio.create_task(bench.reconciler().look())
     await asyncio.to_thread(slow.entered.wait, 20)
     await asyncio.to_thread(_publish, bench, RECORD)
     slow.go_on.set()
@@ -64,9 +64,9 @@ async def test_publish_during_a_look_stays(slow: type[SlowLooks], bench: Bench) 
     assert [row.record for row in bench.table.of(RECORD.key)] == [RECORD]
 
 
-async def test_unpublish_during_a_look_stays_gone(slow: type[SlowLooks], bench: Bench) -> None:
+async def test_unpublish_during_a_look_stays_gone(slow: type[SlowReader], bench: Bench) -> None:
     bench.store.write(RECORD)
-    looking = asyncio.create_task(bench.looks().look())
+    looking = asyncio.create_task(bench.reconciler().look())
     await asyncio.to_thread(slow.entered.wait, 20)
     with bench.store.begin_removal(RECORD.target) as unpublish:
         unpublish.complete()
@@ -79,25 +79,25 @@ async def test_unpublish_during_a_look_stays_gone(slow: type[SlowLooks], bench: 
 
 async def test_row_of_an_operation_is_left_to_the_next_look(bench: Bench) -> None:
     """The publish began before the look, and has neither guard nor entry yet: its reservation must not go."""
-    looks, busy = bench.looks(), replace(row(RECORD), busy=True)
+    reconciler, busy = bench.reconciler(), replace(row(RECORD), busy=True)
     bench.table.put(busy)
     for _ in range(2):
-        await looks.look()
+        await reconciler.look()
     assert bench.table.at(RECORD.target.text) == busy
     bench.table.put(replace(busy, busy=False))
     bench.store.write(RECORD)
-    await looks.look()
+    await reconciler.look()
     assert bench.table.find(RECORD.target.text) == RECORD
 
 
-async def test_look_reads_what_the_last_one_skipped(slow: type[SlowLooks], bench: Bench) -> None:
+async def test_look_reads_what_the_last_one_skipped(slow: type[SlowReader], bench: Bench) -> None:
     """A publish in every look: it neither makes a look begin again, nor is anything lost."""
     bench.store.write(RECORD)
-    looks = bench.looks()
+    reconciler = bench.reconciler()
     for number in range(3):
         slow.entered.clear()
         slow.go_on.clear()
-        looking = asyncio.create_task(looks.look())
+        looking = asyncio.create_task(reconciler.look())
         await asyncio.to_thread(slow.entered.wait, 20)
         other = _other_volume(records.a_record(f"/var/lib/kubelet/{number}"))
         await asyncio.to_thread(_publish, bench, other)
@@ -105,7 +105,7 @@ async def test_look_reads_what_the_last_one_skipped(slow: type[SlowLooks], bench
         await looking
     assert len(bench.table.entries()) == 4
     os.rename(bench.store.layout.entry(RECORD.target).directory, f"{bench.store.root}/../moved")
-    await looks.look()
+    await reconciler.look()
     assert bench.table.find(RECORD.target.text) is None
     assert len(bench.table.entries()) == 3
 
@@ -115,16 +115,16 @@ async def test_look_at_rest_reads_only_a_few_entries_in_turn(
 ) -> None:
     """Among them, after some looks, one that was damaged in place: its directory has not changed."""
     monkeypatch.setattr(entry, "FRESH_NS", 0)
-    looks = bench.looks()
+    reconciler = bench.reconciler()
     for number in range(20):
         bench.store.write(_other_volume(records.a_record(f"/var/lib/kubelet/{number}")))
-    assert len(await looks.look()) == 20
+    assert len(await reconciler.look()) == 20
     damaged = bench.store.layout.entry(volumes.TargetPath("/var/lib/kubelet/7"))
     before = os.stat(damaged.directory).st_mtime_ns
     Path(damaged.record).write_text("{")
     assert os.stat(damaged.directory).st_mtime_ns == before
     # one more than a round: in the order of the directory the damaged entry may have the last turn
-    read = [await looks.look() for _ in range(20 // entry.IN_TURN + 1)]
+    read = [await reconciler.look() for _ in range(20 // entry.IN_TURN + 1)]
     assert max(len(names) for names in read) == entry.IN_TURN + 1  # one is damaged, each time
     with pytest.raises(errors.Corrupt, match="cannot be read"):
         bench.table.find("/var/lib/kubelet/7")

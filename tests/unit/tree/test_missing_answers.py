@@ -75,7 +75,7 @@ BOUNDARIES_OF_VALUES = {
     ("runtime_handler/keeper.py", "_leave_unit", 1): "a wish: it stays in the daemon's group",
     ("runtime_handler/keeper.py", "main", 1): "a wish: without it the keeper runs all the same",
     ("blockdriver/records/records.py", "IndexedRecords.look_again", 1): "the record is in doubt",
-    ("proxy/look.py", "Looks._restore", 1): "reported as unhealthy, and the next look mounts it",
+    ("proxy/look.py", "Reconciler._restore", 1): "reported as unhealthy; the next look mounts it",
     ("kata/statistics.py", "_usable", 1): "the guest's own number, as its agent tells it",
     ("proxy/runtime_api.py", "RuntimeApi._condition", 1): "nothing is said of the size then",
 }

@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
-class Looks:
+class RepeatedWork:
     """A thread that looks for work again and again, from `start` to `stop`, or until the connection is closed."""
 
     name: ClassVar[str]
@@ -102,7 +102,7 @@ class Looks:
             self._wake.wait(max(self.least_pause_s, self.pause_factor * took_s))
 
 
-class BackgroundWork(Looks):
+class BackgroundWork(RepeatedWork):
     name = "rbd-background"
     least_pause_s = 60.0
     pause_factor = 0
@@ -182,7 +182,7 @@ class BackgroundWork(Looks):
 
 
 @dataclass(eq=False)
-class Freeing(Looks):
+class Freeing(RepeatedWork):
     """Frees the images of `place`, as a user that may blocklist."""
 
     name = "rbd-freeing"

@@ -23,7 +23,7 @@ from itertools import zip_longest
 
 from crust.blockdriver.ceph.binding import Image, Ioctx, load
 from crust.blockdriver.engines.rbd.provisioning import images, librbd_objects, snapshot_bytes
-from crust.blockdriver.engines.rbd.provisioning.background import Looks
+from crust.blockdriver.engines.rbd.provisioning.background import RepeatedWork
 from crust.blockdriver.host.extents import Extent
 
 STATISTICS_S = 20.0
@@ -33,7 +33,7 @@ every 2 s (mgr_tick_period), monitors ask it every 5 s (mon_mgr_digest_period), 
 
 
 @dataclass(eq=False)
-class OwnBytes(Looks):
+class OwnBytes(RepeatedWork):
     """Counts the bytes in `place`, and asks for those of `snapshots` again; `volume_ids` lists the volumes,
     `stored_bytes` asks for the pool's.
     """
