@@ -56,7 +56,7 @@ class Use:
 
 @dataclass(frozen=True)
 class KataBuild(abc.ABC):
-    """One of Kata's two runtimes. Its shims have a directory for each sandbox in `root`. All but `stats` block."""
+    """One of Kata's two builds. Its shims have a directory for each sandbox in `root`. All but `stats` block."""
 
     kind: ClassVar[Kind]
     root: str
@@ -117,8 +117,8 @@ class KataBuild(abc.ABC):
 
 
 @dataclass(frozen=True)
-class Runtimes:
-    """The runtimes of the node. The runtime that made a sandbox has a directory of it."""
+class KataBuilds:
+    """The builds of Kata on the node. The build that made a sandbox has a directory of it."""
 
     _each: Sequence[KataBuild]
 

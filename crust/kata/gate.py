@@ -26,7 +26,7 @@ from crust.handoff.record import Record
 from crust.host import answers
 from crust.host.process import processes, syscalls, workers
 from crust.kata import entry
-from crust.kata.evidence import KataBuild, Runtimes, Use
+from crust.kata.evidence import KataBuild, KataBuilds, Use
 from crust.kata.grants import Grants, Sandbox, User
 from crust.kata.nri import Container, Pod
 from crust.kata.preflight import Configurations
@@ -74,7 +74,7 @@ class KataGate:
     """The gate of a node."""
 
     _grants: Grants
-    _runtimes: Runtimes
+    _builds: KataBuilds
     _configurations: Configurations
     _default: str
     """The engine's runtime for a pod without a RuntimeClass."""
@@ -170,7 +170,7 @@ class KataGate:
     ) -> None:
         with contextlib.ExitStack() as undo:
             installation = self._configurations.check_kata(mounts[0].record.handler)  # the pod's
-            runtime = self._runtimes.of(pod.id)
+            runtime = self._builds.of(pod.id)
             if installation.kind is not runtime.kind:
                 raise errors.NotReady.named(
                     "OtherKataRuntime",
@@ -201,7 +201,7 @@ class KataGate:
     def _start(
         self, pod: Pod, container: Container, mounts: list[ServedMount], attempt: Attempt
     ) -> None:
-        runtime = self._runtimes.of(pod.id)
+        runtime = self._builds.of(pod.id)
         sandbox = _sandbox(pod, runtime)
         with self._grants.adopted(sandbox, _records(mounts)) as claims:
             devices = {mount.destination: mount.record for mount in mounts}
@@ -244,14 +244,14 @@ class KataGate:
         try:
             # a pod of a runtime that has processes of containers on the host
             is_ended = await workers.run(
-                lambda: self._runtimes.find(pod.id) is None and end_container(container)
+                lambda: self._builds.find(pod.id) is None and end_container(container)
             )
         except errors.CrustError as error:
             return error
         return None if is_ended else problem
 
     def _check_running(self, pod: Pod, container: Container, mounts: list[ServedMount]) -> None:
-        runtime = self._runtimes.of(pod.id)
+        runtime = self._builds.of(pod.id)
         with self._grants.adopted(_sandbox(pod, runtime), _records(mounts)):
             self._note(runtime, container, mounts)
 
@@ -266,7 +266,7 @@ class KataGate:
             if record.handler != handler:
                 raise WrongRuntime(record, handler, pod)
             if record.handler not in self._configurations.handlers:
-                if self._runtimes.find(pod.id) is None:
+                if self._builds.find(pod.id) is None:
                     continue  # another runtime's volume, which that runtime claims
                 raise errors.NotReady.named(
                     "RuntimeNotNamed",

@@ -33,7 +33,7 @@ from crust.runtime_handler.blocking import (
     kept_vm,
 )
 
-Undo = Callable[[], None]
+Revocation = Callable[[], None]
 User = str
 """A created container that needs an entry, as the keeper is told of it."""
 
@@ -97,7 +97,7 @@ class Grants:
         mounts: Mapping[str, Record],
         user: User,
         features: Collection[volumes.HandlerFeature],
-    ) -> Undo:
+    ) -> Revocation:
         """Have Kata find the device at each mount source of `user`, or at none; returns what undoes this call only.
 
         `features` are those of the sandbox's Kata. Raises `KataPathTooLong`, `KataEntryForeign`, and as

@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping
 from crust.core import errors, volumes
 from crust.host import answers
 from crust.host.process import arguments, processes, workers
-from crust.kata.evidence import Runtimes
+from crust.kata.evidence import KataBuilds
 from crust.kata.grants import Grants, Sandbox
 from crust.runtime_handler.blocking import keepers, kept_vm, process_of
 
@@ -39,8 +39,8 @@ _GRACE_S = 5.0
 
 
 class KeeperWatch:
-    def __init__(self, grants: Grants, runtimes: Runtimes) -> None:
-        self._grants, self._runtimes = grants, runtimes
+    def __init__(self, grants: Grants, builds: KataBuilds) -> None:
+        self._grants, self._builds = grants, builds
         self._watched: dict[str, keepers.Keeper] = {}
         self._hint = asyncio.Event()
         self._shims: dict[str, int | None] = {}
@@ -99,7 +99,7 @@ class KeeperWatch:
         """
         process = self._grants.machine(sandbox_id)
         if process is None:  # nothing of crust names it any more: the machine by Kata's word
-            process = process_of(self._runtimes.of(sandbox_id).vm_of(sandbox_id))
+            process = process_of(self._builds.of(sandbox_id).vm_of(sandbox_id))
         has_ended = processes.has_ended(process)
         if not has_ended:
             try:

@@ -23,7 +23,7 @@ from crust.host.files import durable
 from crust.host.process import workers
 from crust.kata import nri
 from crust.kata.entry import KEY_BYTES_MAX, KataEntries, Placeholders
-from crust.kata.evidence import Runtimes
+from crust.kata.evidence import KataBuilds
 from crust.kata.gate import KataGate, Report
 from crust.kata.go_runtime import GoRuntime
 from crust.kata.grants import Grants
@@ -68,16 +68,16 @@ async def running(settings: KataSettings) -> AsyncIterator[Daemon]:
         store, entries = Store(settings.volumes_root), KataEntries(settings.kata_volumes)
         await workers.run(entries.open)
         rust_runtime = RustRuntime(settings.kata_rs_sandboxes, settings.kata_shares)
-        runtimes = Runtimes([GoRuntime(settings.kata_sandboxes), rust_runtime])
+        builds = KataBuilds([GoRuntime(settings.kata_sandboxes), rust_runtime])
         grants = Grants(store, run_dir / "keepers", entries)
-        watch = KeeperWatch(grants, runtimes)
+        watch = KeeperWatch(grants, builds)
         await watch.look_at_keepers()
         await workers.run(grants.hide_unclaimed)
         placeholders = Placeholders(store, entries, configurations.handlers, report)
         await workers.run(placeholders.look_at_volumes)
         await enter(supervised("watch of keepers", watch.keep, daemon.health))
         await enter(supervised("placeholders", placeholders.keep, daemon.health))
-        gate = KataGate(grants, runtimes, configurations, settings.default_runtime, report)
+        gate = KataGate(grants, builds, configurations, settings.default_runtime, report)
         is_registered = asyncio.Event()
         plugin = partial(_keep_plugin, settings.nri_socket, gate, daemon.health, is_registered)
         await enter(supervised("NRI plugin", plugin, daemon.health))
@@ -86,7 +86,7 @@ async def running(settings: KataSettings) -> AsyncIterator[Daemon]:
         await is_registered.wait()
         kata_handler = KataHandler(
             store,
-            runtimes,
+            builds,
             gate.uses,
             lambda: (*daemon.health.problems.values(), *configurations.unfit()),
         )

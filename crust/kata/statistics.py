@@ -19,7 +19,7 @@ from crust.handoff.record import Record
 from crust.handoff.store import Store
 from crust.host.filesystems import superblocks
 from crust.host.process import workers
-from crust.kata.evidence import Runtimes, Use, VmUnknown
+from crust.kata.evidence import KataBuilds, Use, VmUnknown
 from crust.runtime_handler.service import Handler
 
 _log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class KataHandler(Handler):
     """Serves the proxy's calls: statistics, and the problems that `_problems` gives."""
 
     _store: Store
-    _runtimes: Runtimes
+    _builds: KataBuilds
     _uses: Uses
     _problems: Callable[[], Iterable[errors.CrustError]] = tuple
     _samples: dict[str, _Sample] = field(default_factory=dict)
@@ -138,7 +138,7 @@ class KataHandler(Handler):
         return await asyncio.shield(request)
 
     async def _request(self, sandbox_id: str, record: Record) -> volumes.VolumeStats:
-        runtime = await workers.run(self._runtimes.of, sandbox_id)
+        runtime = await workers.run(self._builds.of, sandbox_id)
         told = await runtime.stats(record, self._uses.of(record.digest, sandbox_id))
         stats = volumes.VolumeStats(await workers.run(_usable, record, told), told.condition)
         if len(self._samples) >= _SAMPLES_MAX:

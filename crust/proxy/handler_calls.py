@@ -11,7 +11,7 @@ import grpc
 
 from crust.core import errors, volumes
 from crust.core.printable import printable
-from crust.proxy.handlers import Handler
+from crust.proxy.handlers import RegisteredHandler
 from crust.rpc import status
 from crust.rpc.call import volume_metadata
 from crust.rpc.messages import crust_v1
@@ -46,7 +46,7 @@ class HandlerNotResponding(errors.PeerUnavailable):
         super().__init__(f"runtime handler {name!r} did not answer", why=why)
 
 
-async def problems(handler: Handler) -> str:
+async def problems(handler: RegisteredHandler) -> str:
     """What is wrong with the handler, for operators; empty if nothing is, or it does not serve the call."""
     request, method = handlers_pb2.GetProblemsRequest(), handler.stub.GetProblems
     try:
@@ -59,7 +59,7 @@ async def problems(handler: Handler) -> str:
 
 
 async def stats(
-    handler: Handler, target: volumes.TargetPath, left_s: float | None
+    handler: RegisteredHandler, target: volumes.TargetPath, left_s: float | None
 ) -> volumes.VolumeStats:
     """Statistics; raises `crust_v1.ImplausibleStats` too."""
     request = handlers_pb2.GetVolumeStatsRequest(target_path=target.text)
@@ -69,7 +69,7 @@ async def stats(
 
 
 async def health(
-    handler: Handler, target: volumes.TargetPath, left_s: float | None
+    handler: RegisteredHandler, target: volumes.TargetPath, left_s: float | None
 ) -> volumes.VolumeCondition:
     request = handlers_pb2.GetVolumeHealthRequest(target_path=target.text)
     answer = await _call(handler, handler.stub.GetVolumeHealth, request, STATS_TIMEOUT_S, left_s)
@@ -77,7 +77,7 @@ async def health(
 
 
 async def expand(
-    handler: Handler,
+    handler: RegisteredHandler,
     target: volumes.TargetPath,
     capacity: volumes.CapacityRange,
     left_s: float | None = None,
@@ -91,7 +91,7 @@ async def expand(
 
 
 async def freeze(
-    handler: Handler, target: volumes.TargetPath, thaw_after_s: int, left_s: float | None
+    handler: RegisteredHandler, target: volumes.TargetPath, thaw_after_s: int, left_s: float | None
 ) -> None:
     """Freeze the filesystem for at most `thaw_after_s`."""
     request = handlers_pb2.FreezeVolumeRequest(
@@ -100,7 +100,9 @@ async def freeze(
     await _call(handler, handler.stub.FreezeVolume, request, FREEZE_TIMEOUT_S, left_s)
 
 
-async def thaw(handler: Handler, target: volumes.TargetPath, left_s: float | None) -> bool:
+async def thaw(
+    handler: RegisteredHandler, target: volumes.TargetPath, left_s: float | None
+) -> bool:
     """Thaw; return whether the filesystem was frozen all the time."""
     request = handlers_pb2.ThawVolumeRequest(target_path=target.text)
     answer = await _call(handler, handler.stub.ThawVolume, request, THAW_TIMEOUT_S, left_s)
@@ -108,7 +110,7 @@ async def thaw(handler: Handler, target: volumes.TargetPath, left_s: float | Non
 
 
 async def set_limits(
-    handler: Handler, target: volumes.TargetPath, limits: volumes.IoLimits
+    handler: RegisteredHandler, target: volumes.TargetPath, limits: volumes.IoLimits
 ) -> None:
     request = handlers_pb2.SetVolumeLimitsRequest(
         target_path=target.text, limits=crust_v1.io_limits_to_wire(limits)
@@ -117,7 +119,7 @@ async def set_limits(
 
 
 async def _call(
-    handler: Handler,
+    handler: RegisteredHandler,
     method: "grpc.aio.UnaryUnaryMultiCallable[Request, Answer]",
     request: Request,
     limit_s: float,

@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Handler(crust_v1.RegisterRequest):
+class RegisteredHandler(crust_v1.RegisterRequest):
     """A registered runtime handler; `port` ends with the session."""
 
     port: Port = field(repr=False, compare=False)
@@ -59,12 +59,12 @@ class Handlers:
     """The registered handlers; `grace_s`: the time after the start in which a look-up waits for a handler."""
 
     def __init__(self, *, grace_s: float) -> None:
-        self._live: dict[str, Handler] = {}
+        self._live: dict[str, RegisteredHandler] = {}
         self._changed = asyncio.Condition()
         self._grace_until_s = time.monotonic() + grace_s
 
     @asynccontextmanager
-    async def session(self, handler: Handler) -> AsyncIterator[None]:
+    async def session(self, handler: RegisteredHandler) -> AsyncIterator[None]:
         """Keep the handler registered while the block runs, and wake waiting calls; raises `HandlerNameTaken`."""
         holder = self._live.get(handler.name)
         if holder is not None:
@@ -79,11 +79,11 @@ class Handlers:
             del self._live[handler.name]
             metrics.handlers.set(len(self._live))
 
-    def all(self) -> tuple[Handler, ...]:
+    def all(self) -> tuple[RegisteredHandler, ...]:
         """The registered handlers, by name."""
         return tuple(self._live[name] for name in sorted(self._live))
 
-    async def choose(self, name: str | None) -> Handler:
+    async def choose(self, name: str | None) -> RegisteredHandler:
         """The handler for a new publish; raises `HandlerNotRegistered`, `AmbiguousHandler`.
 
         Without a name the only handler is chosen. Right after a start the first handler may not be the only one, so
@@ -106,7 +106,7 @@ class Handlers:
             why=f"registered are: {', '.join(present)}" if present else "none is registered",
         )
 
-    async def owner(self, name: str) -> Handler:
+    async def owner(self, name: str) -> RegisteredHandler:
         """The handler that a volume is published to; raises `HandlerDisconnected`."""
         handler = await self._find(name)
         if handler is None:
@@ -117,7 +117,7 @@ class Handlers:
             )
         return handler
 
-    async def _find(self, name: str | None) -> Handler | None:
+    async def _find(self, name: str | None) -> RegisteredHandler | None:
         """The handler of the name; without a name the only one. Waits for it until the grace ends."""
 
         def is_certain() -> bool:
@@ -143,7 +143,7 @@ class Handlers:
 
 
 def check_features(
-    handler: Handler,
+    handler: RegisteredHandler,
     fs_type: str,
     group: volumes.GroupChange | None,
     *,
@@ -221,7 +221,7 @@ def mount_of(
 _POD = re.compile(r"(.*/pods/[^/]+/)")
 
 
-def check_place(handler: Handler, target: volumes.TargetPath, table: Table) -> None:
+def check_place(handler: RegisteredHandler, target: volumes.TargetPath, table: Table) -> None:
     """Raise TooManyVolumesInSandbox if the pod of the target has as many volumes as its sandbox can have, and
     PathTooLongForHandler if the runtime cannot be given a volume at such a path.
 
@@ -287,7 +287,7 @@ class HandlerRegistry:
         except errors.InvalidRequest as err:
             raise InvalidRegistration(str(err)) from err
         await workers.run(_check_visible, registration.endpoint)
-        handler = Handler(**asdict(registration), port=port, health=self._entries.health)
+        handler = RegisteredHandler(**asdict(registration), port=port, health=self._entries.health)
         async with port, self._handlers.session(handler):
             self._report("handler-registered", handler)
             try:
@@ -330,6 +330,6 @@ class HandlerRegistry:
             )
         return handlers_pb2.GetVolumeSecretsResponse(secrets=row.secrets)
 
-    def _report(self, kind: str, handler: Handler) -> None:
+    def _report(self, kind: str, handler: RegisteredHandler) -> None:
         _log.info(kind, extra={"handler": handler.name, "endpoint": handler.endpoint})
         self._entries.events.emit(Event(kind, handler=handler.name))

@@ -22,7 +22,7 @@ from crust.host.block.device_sets import DeviceSet
 from crust.host.block.openers import Openers
 from crust.host.process import workers
 from crust.proxy.guard import verify
-from crust.proxy.handlers import Handler, Handlers, check_features, check_place, mount_of
+from crust.proxy.handlers import Handlers, RegisteredHandler, check_features, check_place, mount_of
 from crust.proxy.policy import Decision
 from crust.proxy.table import Entries, Event, observed
 from crust.proxy.target import (
@@ -167,7 +167,7 @@ class Publish:
             _log.info("deferred", extra=extra)
             self.entries.events.emit(Event("published", wanted.target.text, record.handler))
 
-    async def _admit(self, run: _Run) -> Handler:
+    async def _admit(self, run: _Run) -> RegisteredHandler:
         """All checks before any change; then, without a wait, reserve the volume and a place in the sandbox."""
         handler = await self.handlers.choose(run.decision.handler)
         access, readonly = run.wanted.access, run.wanted.readonly
@@ -184,7 +184,7 @@ class Publish:
         run.row = row
         return handler
 
-    async def _begin(self, run: _Run, handler: Handler | None) -> None:
+    async def _begin(self, run: _Run, handler: RegisteredHandler | None) -> None:
         """Observe, decide, and mount the guard; undo first a driver's mount over an old guard."""
         run.began = await workers.run(self._look_and_guard, run, handler)
         plan = publish_plan(run.began, run.wanted)
@@ -195,7 +195,7 @@ class Publish:
         if plan in (PublishPlan.REFUSE, PublishPlan.CLEAN_FIRST):
             raise _refused(run.began, run.wanted)
 
-    def _look_and_guard(self, run: _Run, handler: Handler | None) -> TargetState:
+    def _look_and_guard(self, run: _Run, handler: RegisteredHandler | None) -> TargetState:
         """Observe and mount the guard. Blocks. In one thread hop, which takes as long as both."""
         seen = self.entries.observe(run.wanted.key, run.wanted.target)
         plan = publish_plan(seen, run.wanted)
@@ -254,7 +254,9 @@ class Publish:
         response: csi_pb2.NodePublishVolumeResponse = answer
         return response
 
-    def _record(self, run: _Run, handler: Handler | None, mount: volumes.DeferredMount) -> Record:
+    def _record(
+        self, run: _Run, handler: RegisteredHandler | None, mount: volumes.DeferredMount
+    ) -> Record:
         """The record, checked with the driver's answer. A retry keeps the first choice of a handler."""
         if run.began.entry is not None:
             record = run.began.entry.require()
@@ -276,7 +278,7 @@ class Publish:
         )
 
     async def _prepare_filesystem(
-        self, run: _Run, handler: Handler, mount: volumes.DeferredMount, record: Record
+        self, run: _Run, handler: RegisteredHandler, mount: volumes.DeferredMount, record: Record
     ) -> None:
         """Make or grow the filesystem where the handler's guests do not, on the reserved device."""
         makes = must_be_made(run.began, mount, handler.features)

@@ -29,7 +29,7 @@ from crust.handoff.record import Record, unsupported
 from crust.host.filesystems import mkfs
 from crust.host.process import workers
 from crust.proxy import handler_calls
-from crust.proxy.handlers import Handler, Handlers
+from crust.proxy.handlers import Handlers, RegisteredHandler
 from crust.proxy.table import Entries, Event
 from crust.proxy.target import TargetRow
 from crust.rpc import status
@@ -219,7 +219,7 @@ class RuntimeApi:
         add_fields(driver=record.key.driver, volume_id=record.key.volume_id)
         return record
 
-    async def _in_sandbox(self, record: Record) -> Handler | None:
+    async def _in_sandbox(self, record: Record) -> RegisteredHandler | None:
         """The handler whose sandbox has the volume or is claiming it; None if no sandbox has it."""
         if await self.entries.holder(record) is None:
             return None
@@ -227,7 +227,7 @@ class RuntimeApi:
 
     async def _condition(
         self,
-        handler: Handler,
+        handler: RegisteredHandler,
         record: Record,
         by_guest: volumes.VolumeCondition | None,
         left_s: float | None,
@@ -293,7 +293,7 @@ class RuntimeApi:
         return size_bytes
 
     async def _expand_in_sandbox(
-        self, handler: Handler, record: Record, size_bytes: int, limit_bytes: int
+        self, handler: RegisteredHandler, record: Record, size_bytes: int, limit_bytes: int
     ) -> None:
         if HandlerFeature.ONLINE_EXPAND not in handler.features:
             await self._change(record.target, capacity_bytes=size_bytes)

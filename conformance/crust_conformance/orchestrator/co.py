@@ -21,7 +21,7 @@ from crust_conformance.options import Options
 from crust_conformance.orchestrator.calls import Calls, Channels, Code, Refusal
 from crust_conformance.orchestrator.capabilities import BLOCK, PUBLISH, STAGE
 from crust_conformance.orchestrator.host_view import HostView
-from crust_conformance.orchestrator.undo import Undo
+from crust_conformance.orchestrator.undo import CaseCleanup
 from crust_conformance.orchestrator.volume_capabilities import block, mount
 from crust_conformance.results import Finding, explained
 
@@ -50,14 +50,14 @@ class Co(Calls):
         self.root = options.target_root / f"crust-conformance-{tokens.token_hex(4)}"
         self.findings: list[Finding] = []
         self._case = case
-        self._undo = Undo(host, self.root)
-        intercepted = (grpc.intercept_channel(channel, self._undo) for channel in channels)
+        self._cleanup = CaseCleanup(host, self.root)
+        intercepted = (grpc.intercept_channel(channel, self._cleanup) for channel in channels)
         super().__init__(Channels(*intercepted), options.timeout_s, options.parameters.secrets)
         self._attached: dict[str, dict[str, str]] = {}
 
     def clean(self) -> list[Finding]:
         """Undo the steps of the case; returns a finding for each object that could not be removed."""
-        return self._undo.clean(self)
+        return self._cleanup.clean(self)
 
     def should(self) -> "_Weaker":
         """An assertion that fails in its block breaks the case's SHOULD; the case continues."""

@@ -44,7 +44,7 @@ _ANSWERED_S = 10.0
 """How long the callback of an ended call may take."""
 
 
-class Undo(grpc.UnaryUnaryClientInterceptor):
+class CaseCleanup(grpc.UnaryUnaryClientInterceptor):
     """The steps of one case, and the directory `root` of all its paths.
 
     Intercept the case's channel by it.

@@ -18,7 +18,7 @@ from crust.handoff.store import Store
 from crust.host.block import devices
 from crust.host.mounts import mount_api
 from crust.kata import entry, gate, grants, nri
-from crust.kata.evidence import Runtimes
+from crust.kata.evidence import KataBuilds
 from crust.kata.go_runtime import GoRuntime
 from crust.kata.preflight import Configurations
 from crust.kata.rust_runtime import RustRuntime
@@ -79,13 +79,13 @@ class KataNode:
         )
         configurations = Configurations([kata])
         return gate.KataGate(
-            self.grants(), self.runtimes(), configurations, "runc", self.problems.__setitem__
+            self.grants(), self.builds(), configurations, "runc", self.problems.__setitem__
         )
 
-    def runtimes(self) -> Runtimes:
-        """Kata's runtimes of this node."""
+    def builds(self) -> KataBuilds:
+        """The builds of Kata on this node."""
         rust = RustRuntime(str(self.directory / "rs"), str(self.directory / "shares"))
-        return Runtimes([GoRuntime(str(self.sandboxes)), rust])
+        return KataBuilds([GoRuntime(str(self.sandboxes)), rust])
 
     def grants(self) -> grants.Grants:
         """The claims of this node."""

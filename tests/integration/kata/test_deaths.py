@@ -148,7 +148,7 @@ class Life:
         store.remove_orphans(targets.unmount_guard)
         watch, bridge = self.watch, self.bridge
         if watch is None or bridge is None:  # as `crust.kata.process` begins
-            watch = self.watch = KeeperWatch(self.node.grants(), self.node.runtimes())
+            watch = self.watch = KeeperWatch(self.node.grants(), self.node.builds())
             await watch.look_at_keepers()
             self.node.grants().hide_unclaimed()
             report = self.node.problems.__setitem__

@@ -93,7 +93,7 @@ async def test_lie_of_a_keeper_costs_no_claim_and_no_machine(
     node: KataNode, device: MakeDevice, one: StandInSandbox, name: str, way: Way
 ) -> None:
     record = node.publish("a", device("a").path)
-    watch = KeeperWatch(node.grants(), node.runtimes())
+    watch = KeeperWatch(node.grants(), node.builds())
     life = _Life(node.bridge(), watch, one, record)
     before, step = STEPS[name]
     for act in before:

@@ -532,7 +532,7 @@ async def test_a_container_that_runs_without_its_volume_is_named(
 @pytest.fixture
 def watch(node: KataNode) -> KeeperWatch:
     """The watch of the node's keepers; a test looks by itself."""
-    return KeeperWatch(node.grants(), node.runtimes())
+    return KeeperWatch(node.grants(), node.builds())
 
 
 @pytest.mark.spec("H-46")
@@ -630,7 +630,7 @@ async def test_machine_that_kata_has_forgotten_keeps_socket_and_claim(
     one.shim.wait()
     shutil.rmtree(node.sandboxes / ONE)
     kill_all_keepers(node.grants().socket(ONE))
-    watch = KeeperWatch(node.grants(), node.runtimes())  # of the restarted daemon
+    watch = KeeperWatch(node.grants(), node.builds())  # of the restarted daemon
     await watch.look_at_keepers()
     claim = node.claim(record)
     assert claim is not None

@@ -63,7 +63,7 @@ class _Run:
         self.node, self.record = node, record
         self.boxes = [stack.enter_context(nodes.running(node, id_)) for id_ in (ONE, TWO)]
         self.bridge: gate.KataGate = node.bridge()
-        self.watch = KeeperWatch(node.grants(), node.runtimes())
+        self.watch = KeeperWatch(node.grants(), node.builds())
         self.attached: set[int] = set()
         (node.directory / "link").symlink_to(node.kubelet)
 

@@ -38,7 +38,7 @@ async def mounted(node: KataNode, device: MakeDevice, one: StandInSandbox) -> Re
 @pytest.fixture
 async def watch(node: KataNode, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[KeeperWatch]:
     monkeypatch.setattr(keeper_watch, "_GRACE_S", 0.0)
-    made = KeeperWatch(node.grants(), node.runtimes())
+    made = KeeperWatch(node.grants(), node.builds())
     yield made
     made.close()
 

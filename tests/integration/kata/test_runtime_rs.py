@@ -118,7 +118,7 @@ async def test_machine_of_qemu_has_volume_until_it_ends(rs: KataNode, device: Ma
         await bridge.create(of_qemu, app, soon())
         qemu.create_container(app.id, record.device, "/data0")
         await bridge.start(of_qemu, app, soon())
-        watch = keeper_watch.KeeperWatch(rs.grants(), rs.runtimes())
+        watch = keeper_watch.KeeperWatch(rs.grants(), rs.builds())
         _kill_keepers(rs, ONE)
         try:
             await watch.look_at_keepers()  # the engine names no process to it

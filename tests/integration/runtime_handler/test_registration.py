@@ -14,7 +14,7 @@ from crust.core.volumes import HandlerFeature
 from crust.handoff.record import Record
 from crust.handoff.store import Store
 from crust.host.mounts import mount_api
-from crust.proxy.handlers import Handler, HandlerRegistry, Handlers
+from crust.proxy.handlers import HandlerRegistry, Handlers, RegisteredHandler
 from crust.rpc.serving import server
 from crust.rpc.serving.service import Service, methods_of
 from crust.runtime_handler import registration
@@ -48,7 +48,7 @@ class WatchedHandlers(Handlers):
         self.session_ended = asyncio.Event()
 
     @asynccontextmanager
-    async def session(self, handler: Handler) -> AsyncIterator[None]:
+    async def session(self, handler: RegisteredHandler) -> AsyncIterator[None]:
         """Keep the session, and signal its end."""
         try:
             async with super().session(handler):

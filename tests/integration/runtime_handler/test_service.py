@@ -9,7 +9,7 @@ import pytest
 from crust.core import errors, volumes
 from crust.proxy import handler_calls
 from crust.proxy.handler_calls import HandlerNotResponding
-from crust.proxy.handlers import Handler
+from crust.proxy.handlers import RegisteredHandler
 from crust.rpc.port import SocketPort
 from crust.runtime_handler import service
 from tests.support.drivers.fake_driver import Gate
@@ -37,13 +37,13 @@ async def runtime() -> WithoutLimits:
     return WithoutLimits()
 
 
-def _handler(path: str, port: SocketPort) -> Handler:
+def _handler(path: str, port: SocketPort) -> RegisteredHandler:
     name = volumes.HandlerName("kata")
-    return Handler(name, "1", path, frozenset({"ext4"}), port=port)
+    return RegisteredHandler(name, "1", path, frozenset({"ext4"}), port=port)
 
 
 @pytest.fixture
-async def handler(run_dir: str, runtime: WithoutLimits) -> AsyncIterator[Handler]:
+async def handler(run_dir: str, runtime: WithoutLimits) -> AsyncIterator[RegisteredHandler]:
     """The served runtime, as the proxy's registry knows it."""
     path = f"{run_dir}/handler.sock"
     async with service.serving(path, runtime), SocketPort(path) as port:
@@ -60,7 +60,7 @@ async def given_up(call: Callable[[], Awaitable[object]], gate: Gate) -> None:
 
 
 async def test_end_of_session_leaves_calls_of_another_on_its_endpoint(
-    handler: Handler, runtime: WithoutLimits
+    handler: RegisteredHandler, runtime: WithoutLimits
 ) -> None:
     other = _handler(handler.endpoint, SocketPort(handler.endpoint))
     await handler_calls.stats(other, TARGET, None)
@@ -74,7 +74,7 @@ async def test_end_of_session_leaves_calls_of_another_on_its_endpoint(
 
 
 async def test_the_runtimes_errors_keep_their_branch_and_sentence(
-    handler: Handler, runtime: WithoutLimits
+    handler: RegisteredHandler, runtime: WithoutLimits
 ) -> None:
     runtime.error = errors.NotReady("no sandbox has the volume", hint="start the pod")
     with pytest.raises(errors.NotReady, match="no sandbox has the volume; start the pod"):
@@ -84,7 +84,7 @@ async def test_the_runtimes_errors_keep_their_branch_and_sentence(
 
 
 async def test_an_empty_range_is_refused_before_the_runtime_sees_it(
-    handler: Handler, runtime: WithoutLimits
+    handler: RegisteredHandler, runtime: WithoutLimits
 ) -> None:
     with pytest.raises(errors.OutOfRange):
         await handler_calls.expand(handler, TARGET, volumes.CapacityRange(2, 1), None)
@@ -92,7 +92,7 @@ async def test_an_empty_range_is_refused_before_the_runtime_sees_it(
 
 
 async def test_expansion_survives_its_callers_deadline_and_retry_joins_it(
-    handler: Handler, runtime: WithoutLimits
+    handler: RegisteredHandler, runtime: WithoutLimits
 ) -> None:
     await given_up(lambda: handler_calls.expand(handler, TARGET, RANGE, 0.05), runtime.growing)
     with pytest.raises(errors.OperationPending):
@@ -122,7 +122,7 @@ async def test_stopping_waits_for_a_running_expansion(run_dir: str, runtime: Wit
 
 
 async def test_abandoned_freeze_is_finished_before_its_thaw(
-    handler: Handler, runtime: WithoutLimits
+    handler: RegisteredHandler, runtime: WithoutLimits
 ) -> None:
     await given_up(lambda: handler_calls.freeze(handler, TARGET, 10, 0.05), runtime.freezing)
     with pytest.raises(errors.OperationPending):
@@ -137,7 +137,7 @@ async def test_abandoned_freeze_is_finished_before_its_thaw(
 
 
 async def test_expansion_that_waits_in_guest_does_not_block_thaw(
-    handler: Handler, runtime: WithoutLimits
+    handler: RegisteredHandler, runtime: WithoutLimits
 ) -> None:
     runtime.freezing.opened.set()
     await handler_calls.freeze(handler, TARGET, 10, None)
@@ -150,7 +150,7 @@ async def test_expansion_that_waits_in_guest_does_not_block_thaw(
 
 
 async def test_freeze_of_one_volume_does_not_wait_for_another(
-    handler: Handler, runtime: WithoutLimits
+    handler: RegisteredHandler, runtime: WithoutLimits
 ) -> None:
     other = volumes.TargetPath("/other")
     await given_up(lambda: handler_calls.freeze(handler, TARGET, 10, 0.05), runtime.freezing)
@@ -161,14 +161,16 @@ async def test_freeze_of_one_volume_does_not_wait_for_another(
 
 @pytest.mark.parametrize("seconds", [0, 61])
 async def test_invalid_freeze_time_is_refused_before_the_runtime_is_called(
-    handler: Handler, runtime: WithoutLimits, seconds: int
+    handler: RegisteredHandler, runtime: WithoutLimits, seconds: int
 ) -> None:
     with pytest.raises(errors.InvalidRequest, match="from 1 to 60"):
         await handler_calls.freeze(handler, TARGET, seconds, None)
     assert runtime.called == []
 
 
-async def test_feature_that_a_runtime_does_not_offer_is_unsupported(handler: Handler) -> None:
+async def test_feature_that_a_runtime_does_not_offer_is_unsupported(
+    handler: RegisteredHandler,
+) -> None:
     with pytest.raises(errors.Unsupported, match="IO_LIMITS"):
         await handler_calls.set_limits(handler, TARGET, volumes.IoLimits(read_iops=1))
     with pytest.raises(errors.InvalidRequest, match="read_iops is -1"):

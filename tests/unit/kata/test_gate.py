@@ -21,8 +21,8 @@ from crust.handoff.store import Store
 from crust.host import answers
 from crust.kata import gate, nri
 from crust.kata.entry import KataEntries
-from crust.kata.evidence import KataBuild, Kind, Runtimes, Use
-from crust.kata.grants import Grants, Sandbox, Undo, User
+from crust.kata.evidence import KataBuild, KataBuilds, Kind, Use
+from crust.kata.grants import Grants, Revocation, Sandbox, User
 from crust.kata.preflight import Configurations
 from crust.kata.settings import KataRuntime
 from crust.runtime_handler.blocking import resolve_source
@@ -56,7 +56,7 @@ class Keepers(Grants):
         mounts: Mapping[str, Record],
         user: User,
         features: Collection[volumes.HandlerFeature],
-    ) -> Undo:
+    ) -> Revocation:
         digests = {record.digest for record in mounts.values()}
         for record in mounts.values():
             self.on_grant(record)
@@ -144,7 +144,7 @@ class Node:
         ]
         return gate.KataGate(
             self.keepers,
-            Runtimes([self.kata]),
+            KataBuilds([self.kata]),
             Configurations(runtimes),
             default,
             self.problems.__setitem__,

@@ -15,7 +15,7 @@ from crust.core import volumes
 from crust.handoff.record import Record
 from crust.handoff.store import Store
 from crust.kata import go_runtime, statistics
-from crust.kata.evidence import Runtimes, Use
+from crust.kata.evidence import KataBuilds, Use
 from crust.kata.go_runtime import GoRuntime
 from crust.kata.statistics import KataHandler, Uses
 from tests.support.raised import raised
@@ -80,7 +80,7 @@ async def test_the_shim_s_numbers_are_the_volume_s(store: Store, short: Path) ->
     assert isinstance(MOUNT.source, volumes.BlockSource)
     # the machine that runs the test has no such device, whose reserved blocks would count
     store.write(a_record(TARGET, source=replace(MOUNT.source, path="/dev/absent")))
-    handler = KataHandler(store, Runtimes([GoRuntime(str(short))]), Uses())
+    handler = KataHandler(store, KataBuilds([GoRuntime(str(short))]), Uses())
     async with _shim(short, "sandbox-1", lambda _: _always(_ok(BODY))) as asked:
         with fake_handler.sandbox(store.root, TARGET.text, name="sandbox-1", handler=HANDLER):
             stats = await handler.stats(TARGET)
@@ -102,7 +102,7 @@ async def test_blocks_that_are_reserved_for_root_are_not_available(
     device = ext4(short / "device", reserved=(0x08, "<I", reserved), **fields)
     assert isinstance(MOUNT.source, volumes.BlockSource)
     store.write(a_record(TARGET, source=replace(MOUNT.source, path=device)))
-    handler = KataHandler(store, Runtimes([GoRuntime(str(short))]), Uses())
+    handler = KataHandler(store, KataBuilds([GoRuntime(str(short))]), Uses())
     async with _shim(short, "sandbox-1", lambda _: _always(_ok(BODY))):
         with fake_handler.sandbox(store.root, TARGET.text, name="sandbox-1", handler=HANDLER):
             in_bytes, inodes = (await handler.stats(TARGET)).usage
@@ -123,7 +123,7 @@ async def test_between_two_containers_the_last_numbers_say_their_age(
         _ok(BODY),
         b"HTTP/1.1 500 Internal Server Error\r\n\r\nmount /dev/loop7 not found in sandbox",
     ]
-    handler = KataHandler(store, Runtimes([GoRuntime(str(short))]), Uses())
+    handler = KataHandler(store, KataBuilds([GoRuntime(str(short))]), Uses())
     async with _shim(short, "sandbox-1", lambda _: _always(answers.pop(0))):
         with fake_handler.sandbox(
             store.root, record.target.text, name="sandbox-1", handler=HANDLER
@@ -152,7 +152,7 @@ async def test_between_two_containers_the_last_numbers_say_their_age(
 )
 async def test_what_is_no_answer_is_an_error(store: Store, short: Path, answer: bytes) -> None:
     record = _published(store, "a")
-    handler = KataHandler(store, Runtimes([GoRuntime(str(short))]), Uses())
+    handler = KataHandler(store, KataBuilds([GoRuntime(str(short))]), Uses())
     async with _shim(short, "sandbox-1", lambda _: _always(answer)):
         with (
             fake_handler.sandbox(store.root, record.target.text, name="sandbox-1", handler=HANDLER),
@@ -170,7 +170,7 @@ async def test_agent_is_named_only_while_a_container_has_the_volume(
     """Between the containers of a pod that fails again and again the agent is well."""
     record, uses = _published(store, "a"), Uses()
     uses.started(record.digest, Use("sandbox-1", container))
-    handler = KataHandler(store, Runtimes([GoRuntime(str(short))]), uses)
+    handler = KataHandler(store, KataBuilds([GoRuntime(str(short))]), uses)
     async with _shim(short, "sandbox-1", lambda _: _always(b"HTTP/1.1 500 x\r\n\r\nnot found")):
         with (
             fake_handler.sandbox(store.root, record.target.text, name="sandbox-1", handler=HANDLER),
@@ -181,7 +181,7 @@ async def test_agent_is_named_only_while_a_container_has_the_volume(
 
 async def test_guests_text_in_the_error_is_one_printable_line(store: Store, short: Path) -> None:
     record = _published(store, "a")
-    handler = KataHandler(store, Runtimes([GoRuntime(str(short))]), Uses())
+    handler = KataHandler(store, KataBuilds([GoRuntime(str(short))]), Uses())
     answer = b"HTTP/1.1 500 x\r\n\r\nagent: \x1b]0;owned\x07\n[OK] all volumes healthy"
     async with _shim(short, "sandbox-1", lambda _: _always(answer)):
         with (
@@ -203,7 +203,7 @@ def test_a_body_is_numbers_or_a_value_error(body: bytes) -> None:
 
 async def test_without_a_sandbox_or_its_socket_it_says_so(store: Store, short: Path) -> None:
     record = _published(store, "a")
-    handler = KataHandler(store, Runtimes([GoRuntime(str(short))]), Uses())
+    handler = KataHandler(store, KataBuilds([GoRuntime(str(short))]), Uses())
     with raised("NotInSandbox"):
         await handler.stats(record.target)
     with raised("NotPublished"):
@@ -227,7 +227,7 @@ async def test_shim_that_hangs_has_one_request_and_delays_nobody_else(
         await never.wait()
         return b""
 
-    handler = KataHandler(store, Runtimes([GoRuntime(str(short))]), Uses())
+    handler = KataHandler(store, KataBuilds([GoRuntime(str(short))]), Uses())
     records = {(box, at): _published(store, f"{box}-{at}") for box in range(10) for at in range(10)}
     async with AsyncExitStack() as stack:
         asked = []

@@ -9,7 +9,7 @@ import pytest
 
 from crust.core import credentials, errors, volumes
 from crust.proxy import handler_calls
-from crust.proxy.handlers import Handler
+from crust.proxy.handlers import RegisteredHandler
 from crust.rpc import channel
 from crust.rpc.messages import crust_v1
 from crust.rpc.port import SocketPort
@@ -28,7 +28,9 @@ async def asked(
 ) -> AsyncIterator["asyncio.Task[volumes.VolumeStats]"]:
     path = f"{places.root}/h.sock"
     port = SocketPort(path, answer_max_bytes=channel.HANDLER_ANSWER_MAX_BYTES)
-    handler = Handler(volumes.HandlerName("kata"), "1", path, frozenset({"ext4"}), port=port)
+    handler = RegisteredHandler(
+        volumes.HandlerName("kata"), "1", path, frozenset({"ext4"}), port=port
+    )
     async with serving(path, hostile), port:
         yield asyncio.create_task(handler_calls.stats(handler, TARGET, 60))
 

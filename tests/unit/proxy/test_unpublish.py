@@ -17,7 +17,7 @@ from crust.handoff import claims, layout
 from crust.host import answers
 from crust.host.process import processes
 from crust.inspection import show
-from crust.proxy.handlers import Handler, Handlers
+from crust.proxy.handlers import Handlers, RegisteredHandler
 from crust.wire.v1 import inspect_pb2
 from tests.support.drivers.fake_driver import Failure, Gate, device_of
 from tests.support.faults.refusals import refused, until
@@ -295,7 +295,7 @@ async def test_unpublish_does_not_overtake_a_publish(
     """A kubelet unpublishes after its deadline: passed through, the call would succeed before the entry appears."""
     early, choose = Gate(), Handlers.choose
 
-    async def wait_and_choose(*arguments: Any) -> Handler:
+    async def wait_and_choose(*arguments: Any) -> RegisteredHandler:
         await early.stop()
         return await choose(*arguments)
 
