@@ -83,9 +83,8 @@ async def expand(
     left_s: float | None = None,
 ) -> int:
     """Grow the filesystem; returns the bytes that it fills now."""
-    request = handlers_pb2.ExpandVolumeRequest(
-        target_path=target.text, capacity_range=crust_v1.capacity_range_to_wire(capacity)
-    )
+    wire = crust_v1.capacity_range_to_wire(capacity)
+    request = handlers_pb2.ExpandVolumeRequest(target_path=target.text, capacity_range=wire)
     answer = await _call(handler, handler.stub.ExpandVolume, request, EXPAND_TIMEOUT_S, left_s)
     return answer.capacity_bytes
 
@@ -112,9 +111,8 @@ async def thaw(
 async def set_limits(
     handler: RegisteredHandler, target: volumes.TargetPath, limits: volumes.IoLimits
 ) -> None:
-    request = handlers_pb2.SetVolumeLimitsRequest(
-        target_path=target.text, limits=crust_v1.io_limits_to_wire(limits)
-    )
+    wire = crust_v1.io_limits_to_wire(limits)
+    request = handlers_pb2.SetVolumeLimitsRequest(target_path=target.text, limits=wire)
     await _call(handler, handler.stub.SetVolumeLimits, request, LIMITS_TIMEOUT_S, None)
 
 

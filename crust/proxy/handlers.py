@@ -157,9 +157,8 @@ def check_features(
     """
     if fs_type and fs_type not in handler.filesystems:
         supported = ", ".join(sorted(handler.filesystems)) or "none"
-        raise unsupported(
-            handler.name, f"its filesystem is {fs_type!r}, and the runtime supports: {supported}"
-        )
+        why = f"its filesystem is {fs_type!r}, and the runtime supports: {supported}"
+        raise unsupported(handler.name, why)
     is_opened_here = mount is not None and mount.encryption is None and mount.image is None
     for feature, reason in needs(readonly=readonly, group=group, mount=mount):
         if feature not in handler.features and not (

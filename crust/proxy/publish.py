@@ -114,9 +114,8 @@ class Publish:
             residue = Residue.NONE if self.entries.table.at(target) is None else Residue.EXISTS
         crust_error = as_crust_error(_PUBLISH, "the proxy", error)
         if decision is not None:
-            self.entries.events.emit(
-                Event("refused", target, decision.handler or "", crust_error.shown())
-            )
+            event = Event("refused", target, decision.handler or "", crust_error.shown())
+            self.entries.events.emit(event)
         return status.allowed_error(_PUBLISH, crust_error, residue)
 
     async def _defer(self, run: _Run, request: csi_pb2.NodePublishVolumeRequest) -> None:
@@ -200,13 +199,11 @@ class Publish:
         seen = self.entries.observe(run.wanted.key, run.wanted.target)
         plan = publish_plan(seen, run.wanted)
         if plan is PublishPlan.DEFER and handler is not None:
-            self.entries.targets.mount_guard(
-                run.wanted.target, names=HandlerFeature.SUB_PATH in handler.features
-            )
+            names = HandlerFeature.SUB_PATH in handler.features
+            self.entries.targets.mount_guard(run.wanted.target, names=names)
         if plan is PublishPlan.RENEW:
-            is_lost = seen.stack is MountStack.CLEAR and lost_its_group(
-                replace(run.row, entry=seen.entry)
-            )
+            row = replace(run.row, entry=seen.entry)
+            is_lost = seen.stack is MountStack.CLEAR and lost_its_group(row)
             if is_lost or "group" in run.row.problems:
                 raise group_unknown(run.wanted.target.text)
             if seen.stack is MountStack.CLEAR:

@@ -98,9 +98,8 @@ def status(fd: int) -> Status:
 def set_flags(fd: int, flags: int) -> None:
     """Change the flags of an attached device; the kernel takes some of them, AUTOCLEAR too."""
     info = fcntl.ioctl(fd, _GET_STATUS64, bytes(_INFO.size))
-    *before, _, name, crypt_name, key, first, second = _INFO.unpack(info)
-    info = _INFO.pack(*before, flags, name, crypt_name, key, first, second)
-    fcntl.ioctl(fd, _SET_STATUS64, info)
+    *before, _, name, crypt_name, key, init, rest = _INFO.unpack(info)
+    fcntl.ioctl(fd, _SET_STATUS64, _INFO.pack(*before, flags, name, crypt_name, key, init, rest))
 
 
 def make_writable(fd: int) -> None:
