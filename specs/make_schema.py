@@ -10,13 +10,13 @@ from types import ModuleType
 
 from pydantic import BaseModel
 
-from crust.handoff import mount_info, record
+from crust.handoff import mount_info_models, record
 
 
 def json_schema() -> str:
     """The JSON schema of mountInfo.json, with a final newline."""
     schema = record.Record.model_json_schema(by_alias=True)
-    documented = {**_docstrings(mount_info), **_docstrings(record)}
+    documented = {**_docstrings(mount_info_models), **_docstrings(record)}
     for name, fields in documented.items():
         part = schema if name == record.Record.__name__ else schema["$defs"].get(name)
         for alias, text in fields.items() if part else ():

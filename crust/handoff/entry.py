@@ -22,7 +22,7 @@ from crust.handoff import claims, layout
 from crust.handoff import record as records
 from crust.handoff.claims import Claim
 from crust.handoff.layout import EntryPaths, Layout
-from crust.handoff.mount_info import Reserved, reserved
+from crust.handoff.mount_info_models import Reserved, reserved
 from crust.handoff.record import Record
 from crust.host.files import durable, listing
 from crust.host.process import syscalls

@@ -1,10 +1,10 @@
 """A record: one volume that is published to a runtime, as the strict model of its file, mountInfo.json.
 
 The outer keys are those of KEP-2857 and of Kata's direct volumes, so that both can read a record; the object "crust"
-(`crust.handoff.mount_info`) holds the keys that only crust needs. A later version may add keys without a new schema.
-A reader ignores the keys that it does not know, so that an older runtime works with a newer proxy, and a rewrite
-keeps them; a key that must not be ignored is named in `crust.required`, and a reader that does not know it refuses
-the record.
+(`crust.handoff.mount_info_models`) holds the keys that only crust needs. A later version may add keys without a new
+schema. A reader ignores the keys that it does not know, so that an older runtime works with a newer proxy, and a
+rewrite keeps them; a key that must not be ignored is named in `crust.required`, and a reader that does not know it
+refuses the record.
 
 A record that cannot be read raises an error, and the file stays for a person to look at. It never counts as absent: a
 runtime that treats an unreadable record as absent would share the host's directory instead of mounting the volume.
@@ -27,7 +27,7 @@ from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from crust.core import errors, logs, traces, volumes
 from crust.handoff import layout
-from crust.handoff.mount_info import (
+from crust.handoff.mount_info_models import (
     SCHEMA,
     TEXT_MAX,
     AbsolutePath,

@@ -27,7 +27,7 @@ from crust.handoff import entry as entries
 from crust.handoff.claims import NotPublished
 from crust.handoff.entry import Entry, UnknownHandoffFile
 from crust.handoff.layout import Layout, UntrustedDirectory
-from crust.handoff.mount_info import reserved
+from crust.handoff.mount_info_models import reserved
 from crust.handoff.record import LIMIT_BYTES, Record
 from crust.host.files import durable, listing, locks
 from crust.host.process import syscalls

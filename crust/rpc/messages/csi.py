@@ -248,7 +248,7 @@ def deferred_mount(pb: csi_pb2.DeferredMount) -> volumes.DeferredMount:
 
 
 def _source(pb: csi_pb2.DeferredMount) -> volumes.BlockSource | volumes.NetworkImage:
-    """The record checks the content of an image's parts (`mount_info.Image`)."""
+    """The record checks the content of an image's parts (`mount_info_models.Image`)."""
     if pb.HasField("network_image"):
         image = pb.network_image
         if not pb.secrets.get(deferral_keys.USER_KEY):

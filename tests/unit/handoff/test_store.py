@@ -19,7 +19,7 @@ from crust.handoff import claims, layout
 from crust.handoff.claims import HeldBySandbox, NotPublished
 from crust.handoff.entry import IN_TURN, DirectoryReader, UnknownHandoffFile
 from crust.handoff.layout import UntrustedDirectory
-from crust.handoff.mount_info import Reserved
+from crust.handoff.mount_info_models import Reserved
 from crust.handoff.record import UnreadableHandoffRecord
 from crust.handoff.store import EntryDiffers, Store
 from crust.host import answers
