@@ -169,7 +169,7 @@ def _rbd(settings: DriverSettings) -> protocol.Engine:
             node=settings.node_id,
         )
     user = CephUser(ceph.monitors, ceph.user, key_of(ceph.key_file, ceph.user))
-    place = rbd.Place.of(Connection(user), ceph.pool, ceph.namespace)
+    place = rbd.Namespace.of(Connection(user), ceph.pool, ceph.namespace)
     return rbd.engine(
         place,
         run_dir=settings.run_dir,

@@ -13,7 +13,7 @@ from crust.blockdriver.ceph.claims import Host
 from crust.blockdriver.ceph.cluster_image import watchers
 from crust.blockdriver.ceph.connection import Connection
 from crust.blockdriver.ceph.user import CephUser
-from crust.blockdriver.engines.rbd.place import Place
+from crust.blockdriver.engines.rbd.namespace import Namespace
 from crust.blockdriver.engines.rbd.provisioning.copies import NewRbdVolume
 from crust.blockdriver.engines.rbd.provisioning.snapshots import RbdSnapshots
 from crust.core import volumes
@@ -239,7 +239,7 @@ async def test_mapped_image_of_a_pool_that_was_deleted_is_unmapped(bench: Bench)
     who = CephUser(ceph.monitors, "admin", ceph.keys["client.admin"])
     connection = Connection(who)
     try:
-        NewRbdVolume(RbdSnapshots(Place.of(connection, pool, "")), volume_id).create(SIZE)
+        NewRbdVolume(RbdSnapshots(Namespace.of(connection, pool, "")), volume_id).create(SIZE)
     finally:
         connection.close()
     assert await in_a_process(bench, "attach", pool, "admin", volume_id) == volume_id

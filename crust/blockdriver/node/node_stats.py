@@ -23,7 +23,7 @@ class StatsQuery:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _PublishedVolume:
     record: models.VolumeRecord
     size_bytes: int
     mount: mountinfo.Mount
@@ -78,19 +78,19 @@ class NodeStats:
         return health.Health(volume_id, (finding, *volume_health.findings))
 
     def _measure(self, query: StatsQuery) -> volumes.VolumeStats:
-        place = self._find(query)
-        if place.is_raw:
-            total = volumes.VolumeUsage(volumes.UsageUnit.BYTES, place.size_bytes, 0, 0)
+        published = self._find(query)
+        if published.is_raw:
+            total = volumes.VolumeUsage(volumes.UsageUnit.BYTES, published.size_bytes, 0, 0)
             stats = volumes.VolumeStats((total,))
         else:
-            stats = usage.measure(place.mount.target)
+            stats = usage.measure(published.mount.target)
         if not self.tells_condition:
             return stats
-        if problem := _problem(place):
+        if problem := _problem(published):
             return replace(stats, condition=volumes.VolumeCondition(abnormal=True, message=problem))
-        return replace(stats, condition=self.health_check.of(place.record).condition)
+        return replace(stats, condition=self.health_check.of(published.record).condition)
 
-    def _find(self, query: StatsQuery) -> _Place:
+    def _find(self, query: StatsQuery) -> _PublishedVolume:
         record = self.stores.volume_records.load(query.volume_id)
         entry = self.stores.node_state.published(query.path)
         if query.deferred or (entry is not None and entry.deferred):
@@ -106,8 +106,8 @@ class NodeStats:
         if attachment is None or device is None or mount is None or not shown:
             raise NotPublishedAtPath(query.volume_id, query.path.text)
         is_raw = device_mounts.is_node(mount, device)
-        return _Place(record, attachment.size_bytes, mount, is_raw)
+        return _PublishedVolume(record, attachment.size_bytes, mount, is_raw)
 
 
-def _problem(place: _Place) -> str:
-    return "" if place.is_raw else usage.problem(place.mount)
+def _problem(published: _PublishedVolume) -> str:
+    return "" if published.is_raw else usage.problem(published.mount)

@@ -402,4 +402,4 @@ class HeldPath(os.PathLike[str]):
 
 
 Place: TypeAlias = pathlib.Path | HeldPath
-"""A path that is used with `/`, `os.fspath` and `str`."""
+"""A path that is used with `/`, `os.fspath` and `str`; not "Path", because pathlib's is one of the two."""

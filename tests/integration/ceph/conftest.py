@@ -11,7 +11,7 @@ import rbd
 
 from crust.blockdriver.ceph.connection import Connection
 from crust.blockdriver.ceph.user import CephUser, Timeouts
-from crust.blockdriver.engines.rbd.place import Place
+from crust.blockdriver.engines.rbd.namespace import Namespace
 from crust.blockdriver.engines.rbd.pool import RbdPool
 from crust.blockdriver.engines.rbd.provisioning.engine import RbdProvisioning
 from examples.cluster import ceph_cluster
@@ -88,7 +88,7 @@ def controllers(ceph: CephCluster, tmp_path: Path) -> Iterator[Controllers]:
 @pytest.fixture
 def engine(connection: Connection, namespace: str, tmp_path: Path) -> RbdProvisioning:
     """The engine with a new pool; its background work is done when a test says so."""
-    place = Place.of(connection, POOL, namespace)
+    place = Namespace.of(connection, POOL, namespace)
     pool = RbdPool(place, run_dir=str(tmp_path), create=True)
     pool.lock()
     pool.open()

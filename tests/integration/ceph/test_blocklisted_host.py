@@ -18,7 +18,7 @@ import pytest
 from crust.blockdriver.ceph.binding import CephMonitorsUnreachable
 from crust.blockdriver.ceph.connection import Connection
 from crust.blockdriver.ceph.user import CephUser
-from crust.blockdriver.engines.rbd.place import Place
+from crust.blockdriver.engines.rbd.namespace import Namespace
 from crust.blockdriver.engines.rbd.pool import RbdPool
 from crust.blockdriver.engines.rbd.provisioning.engine import RbdProvisioning
 from crust.core import volumes
@@ -153,7 +153,7 @@ def controller(who: CephUser, namespace: str) -> Iterator[RbdProvisioning]:
     """A controller that has just started."""
     connection = Connection(who)
     try:
-        place = Place.of(connection, POOL, namespace)
+        place = Namespace.of(connection, POOL, namespace)
         repeated(RbdPool(place, create=True).open)
         yield RbdProvisioning(place)
     finally:

@@ -21,10 +21,10 @@ from crust.blockdriver.ceph.claims import Host
 from crust.blockdriver.ceph.connection import Connection
 from crust.blockdriver.ceph.user import CephUser
 from crust.blockdriver.engines.protocol import ImageMissing
+from crust.blockdriver.engines.rbd.namespace import Namespace
 from crust.blockdriver.engines.rbd.node import access
 from crust.blockdriver.engines.rbd.node.access import RbdAccess
 from crust.blockdriver.engines.rbd.node.volume_users import Users
-from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.pool import capabilities
 from crust.blockdriver.engines.rbd.provisioning.copies import NewRbdVolume
 from crust.blockdriver.engines.rbd.provisioning.snapshots import RbdSnapshots
@@ -59,7 +59,7 @@ class Node:
         made = Connection(who, QUICK)
         self.opened.append(made)
         kernel = KernelRbd("node-a", str(self.sysfs.bus), self.sysfs.write, lambda: None)
-        return RbdAccess(Users(Place.of(made, pool, "")), str(self.base), "node-a", kernel)
+        return RbdAccess(Users(Namespace.of(made, pool, "")), str(self.base), "node-a", kernel)
 
     def note_mapped(self) -> None:
         """As if the image were mapped for the node itself."""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from crust.blockdriver.ceph import binding
-from crust.blockdriver.engines.rbd.place import Place
+from crust.blockdriver.engines.rbd.namespace import Namespace
 
 Act = Callable[[str], object]
 
@@ -31,7 +31,7 @@ class Intercepted:
 @contextmanager
 def before_calls(patch: pytest.MonkeyPatch, act: Act) -> Iterator[None]:
     """`act` gets the name of each call of rbd.RBD and of an image; "open" is that of the image itself."""
-    images, opened = vars(binding.Binding)["images"].fget, Place.image
+    images, opened = vars(binding.Binding)["images"].fget, Namespace.image
 
     @contextmanager
     def image(*arguments: Any, **named: Any) -> Iterator[Any]:
@@ -42,5 +42,5 @@ def before_calls(patch: pytest.MonkeyPatch, act: Act) -> Iterator[None]:
     with patch.context() as patching:
         intercepted = property(lambda self: Intercepted(images(self), act))
         patching.setattr(binding.Binding, "images", intercepted)
-        patching.setattr(Place, "image", image)
+        patching.setattr(Namespace, "image", image)
         yield

@@ -247,11 +247,11 @@ _POOL_PROGRAM = """\
 import sys
 from crust.core import volumes
 from crust.blockdriver.engines.pool_access import Access
-from crust.blockdriver.engines.rbd import Place
+from crust.blockdriver.engines.rbd import Namespace
 from crust.blockdriver.engines.rbd.node import access, volume_users
 from crust.blockdriver.ceph import connection, user as ceph_user
 method, monitors, user, key, pool, namespace, volume = sys.argv[1:]
-place = Place.of(connection.Connection(ceph_user.CephUser(monitors, user, key)), pool, namespace)
+place = Namespace.of(connection.Connection(ceph_user.CephUser(monitors, user, key)), pool, namespace)
 here = access.RbdAccess(volume_users.Users(place), "/run/of-a-pool", "node-a")
 arguments = [Access(on_host=True)] if method == "attach" else []
 getattr(here, method)(volumes.VolumeId(volume), *arguments)
@@ -271,12 +271,12 @@ _KILLED = """\
 import os, signal, sys
 from crust.core import volumes
 from crust.blockdriver.engines.pool_access import Access
-from crust.blockdriver.engines.rbd import Place
+from crust.blockdriver.engines.rbd import Namespace
 from crust.blockdriver.engines.rbd.node import access, host_devices, volume_users
 from crust.blockdriver.ceph import claims, connection, user as ceph_user
 from crust.blockdriver.host import krbd
 step, monitors, user, key, pool, namespace, volume = sys.argv[1:]
-place = Place.of(connection.Connection(ceph_user.CephUser(monitors, user, key)), pool, namespace)
+place = Namespace.of(connection.Connection(ceph_user.CephUser(monitors, user, key)), pool, namespace)
 here = access.RbdAccess(volume_users.Users(place), "/run/node", "node-a")
 if step == "give_back":
     here.attach(volumes.VolumeId(volume), Access(on_host=True))

@@ -12,7 +12,7 @@ from crust.blockdriver.ceph.user import CephUser, Timeouts
 from crust.blockdriver.controller.create_volume import Create
 from crust.blockdriver.driver import Driver, build
 from crust.blockdriver.engines import rbd
-from crust.blockdriver.engines.rbd.place import Place
+from crust.blockdriver.engines.rbd.namespace import Namespace
 from crust.blockdriver.services.roles import Role
 from crust.blockdriver.snapshots.content_source import SourceRequest
 from crust.core import volumes
@@ -58,7 +58,7 @@ class Controllers:
         )
         run_dir = str(self._base / (name or uuid.uuid4().hex))
         engine = rbd.engine(
-            Place.of(connection, self._pool, self.namespace), run_dir=run_dir, create=True
+            Namespace.of(connection, self._pool, self.namespace), run_dir=run_dir, create=True
         )
         driver = build(
             engine=engine, run_dir=run_dir, node_id="controller", role=CONTROLLER, **settings
@@ -84,7 +84,7 @@ class Controllers:
 
 
 def connection_of(driver: Driver) -> Connection:
-    place: Place = driver.stores.provisioning.place  # type: ignore[attr-defined]
+    place: Namespace = driver.stores.provisioning.place  # type: ignore[attr-defined]
     assert isinstance(place.connection, Connection)
     return place.connection
 

@@ -9,18 +9,18 @@ import functools
 
 from crust.blockdriver.engines.pool_access import pool_of
 from crust.blockdriver.engines.protocol import Engine
+from crust.blockdriver.engines.rbd.namespace import Namespace
 from crust.blockdriver.engines.rbd.node.access import RbdAccess, noted
 from crust.blockdriver.engines.rbd.node.volume_users import Users, VolumeUsers
-from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.pool import RbdPool
 from crust.blockdriver.engines.rbd.provisioning.engine import RbdProvisioning
 from crust.blockdriver.engines.rbd.records import store
 
-__all__ = ["Place", "engine", "node_engine"]
+__all__ = ["Namespace", "engine", "node_engine"]
 
 
 def engine(
-    place: Place, *, run_dir: str, create: bool = False, node: str = "", trash_keep_s: int = 0
+    place: Namespace, *, run_dir: str, create: bool = False, node: str = "", trash_keep_s: int = 0
 ) -> Engine:
     """The engine of a controller with the pool in `place`, without I/O; `create` is for `RbdPool`, `trash_keep_s` for
     `VolumeImages`. Notes of this node's attachments are in `run_dir`, and `node` is this node's name in claims.

@@ -30,7 +30,7 @@ from crust.blockdriver.ceph import binding, claim_object, controller_lock, omap
 from crust.blockdriver.ceph.controller_lock import ControllerLock
 from crust.blockdriver.engines import pool_access
 from crust.blockdriver.engines.pool_access import PoolAbsent, PoolIds, RecordKind
-from crust.blockdriver.engines.rbd.place import Place
+from crust.blockdriver.engines.rbd.namespace import Namespace
 from crust.blockdriver.engines.rbd.records import CONTENT, object_name, present
 from crust.core import errors
 from crust.host.files import durable
@@ -69,7 +69,7 @@ class RbdPool:
     background users of the connection. Only a controller has a `run_dir`, and takes the pool's lock.
     """
 
-    _place: Place
+    _place: Namespace
     _: KW_ONLY
     run_dir: str = ""
     create: bool = False

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from crust.blockdriver.ceph import omap
 from crust.blockdriver.ceph.binding import Ioctx, errno_of, ignoring, load
 from crust.blockdriver.engines.pool_access import PoolAbsent, RecordChanged, RecordKind
-from crust.blockdriver.engines.rbd.place import Place
+from crust.blockdriver.engines.rbd.namespace import Namespace
 from crust.core import volumes
 
 CONTENT = "crust.content."
@@ -57,7 +57,7 @@ class RbdRecords:
     change but `end` raises `RecordChanged` if the state is another one.
     """
 
-    place: Place
+    place: Namespace
     kind: RecordKind
 
     def ids(self) -> tuple[str, ...]:
@@ -133,7 +133,7 @@ class RbdRecords:
 class RbdContentRecords:
     """The content records of volumes, by volume id. Safe from any thread, and beside other processes."""
 
-    place: Place
+    place: Namespace
 
     def ids(self) -> tuple[str, ...]:
         """By a listing of all objects, which takes the time of the data; no call of a driver needs it."""
@@ -180,12 +180,12 @@ class RbdContentRecords:
         raise RecordChanged(self.shown(key))
 
 
-def store(place: Place, kind: RecordKind) -> RbdRecords | RbdContentRecords:
+def store(place: Namespace, kind: RecordKind) -> RbdRecords | RbdContentRecords:
     return RbdContentRecords(place) if kind is RecordKind.CONTENT else RbdRecords(place, kind)
 
 
 @contextmanager
-def present(place: Place, name: str) -> Iterator[None]:
+def present(place: Namespace, name: str) -> Iterator[None]:
     """Raise `PoolAbsent` if the object of the pool is absent."""
     try:
         yield

@@ -11,9 +11,9 @@ from crust.blockdriver.ceph.claims import Host, HostClaim
 from crust.blockdriver.ceph.connection import Connection
 from crust.blockdriver.engines.pool_access import Access
 from crust.blockdriver.engines.protocol import StillAttached
+from crust.blockdriver.engines.rbd.namespace import Namespace
 from crust.blockdriver.engines.rbd.node.access import RbdAccess, _Note
 from crust.blockdriver.engines.rbd.node.volume_users import Users
-from crust.blockdriver.engines.rbd.place import Place
 from crust.cli.main import main
 from crust.core import volumes
 from crust.core.volumes import NetworkImage
@@ -32,7 +32,7 @@ def access(
 ) -> Made:
     """The access of the host with the machine id "machine", by its node name."""
     monkeypatch.setattr(Host, "this", lambda node: Host(node, "machine"))
-    place = Place.of(connection, POOL, namespace)
+    place = Namespace.of(connection, POOL, namespace)
     return lambda node: RbdAccess(Users(place), str(tmp_path), node)
 
 

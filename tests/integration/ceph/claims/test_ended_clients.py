@@ -16,7 +16,7 @@ from crust.blockdriver.ceph.binding import CephMonitorsUnreachable, CephNotPermi
 from crust.blockdriver.ceph.claim_object import Mode
 from crust.blockdriver.ceph.claims import Host
 from crust.blockdriver.ceph.connection import Connection
-from crust.blockdriver.engines.rbd.place import Place
+from crust.blockdriver.engines.rbd.namespace import Namespace
 from crust.blockdriver.engines.rbd.provisioning.background import Freeing
 from crust.core.volumes import VolumeId
 from crust.kubernetes_api.volumes_in_use import TAINT
@@ -53,7 +53,7 @@ OWN_ADDRESSES = (
 @pytest.fixture
 def ended(connection: Connection, namespace: str) -> Freeing:
     """What the controller looks for in the background."""
-    return Freeing(Place.of(connection, POOL, namespace))
+    return Freeing(Namespace.of(connection, POOL, namespace))
 
 
 @contextlib.contextmanager
@@ -154,7 +154,7 @@ def test_image_with_client_that_ended_is_deleted_after_cut_off(
     runtime = bench.node()
     _, holder = attached(runtime, A)
     claims.give_back(runtime.image, holder)
-    place = Place.of(connection, POOL, namespace)
+    place = Namespace.of(connection, POOL, namespace)
     with place.ioctx("cannot test") as ioctx:
         image_use.check_unused(place, ioctx, IMAGE)
     assert runtime.address in bench.blocklist()

@@ -18,7 +18,7 @@ from crust.blockdriver.engines.protocol import (
     NoChangeTracking,
     SnapshotMissing,
 )
-from crust.blockdriver.engines.rbd.place import Place
+from crust.blockdriver.engines.rbd.namespace import Namespace
 from crust.blockdriver.engines.rbd.provisioning import copies
 from crust.blockdriver.engines.rbd.provisioning.engine import RbdProvisioning
 from crust.blockdriver.engines.rbd.provisioning.images import features
@@ -299,7 +299,7 @@ def test_flattening_cut_off_in_middle_is_done_again_by_next(
     monkeypatch.setattr(copies, "SOFT_DEPTH", 0)
     other = Connection(controller, QUICK)
     try:
-        dying = RbdProvisioning(Place.of(other, POOL, namespace))
+        dying = RbdProvisioning(Namespace.of(other, POOL, namespace))
         with ThreadPoolExecutor(1) as threads:
             flattening = threads.submit(dying.background.look)
             _wait_until_copied(guest, B)

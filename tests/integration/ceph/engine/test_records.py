@@ -11,7 +11,7 @@ from crust.blockdriver.ceph import omap
 from crust.blockdriver.ceph.connection import Connection
 from crust.blockdriver.ceph.user import CephUser
 from crust.blockdriver.engines.pool_access import PoolAbsent, RecordKind, UnknownPoolLayout
-from crust.blockdriver.engines.rbd.place import Place
+from crust.blockdriver.engines.rbd.namespace import Namespace
 from crust.blockdriver.engines.rbd.pool import OBJECT, SCHEMA, RbdPool, RbdPoolUnreadable
 from crust.blockdriver.engines.rbd.records import RbdContentRecords, RbdRecords, object_name, store
 from examples.cluster.ceph_cluster import POOL, CephCluster
@@ -29,13 +29,13 @@ def other(controller: CephUser) -> Iterator[Connection]:
 
 
 @pytest.fixture
-def place(connection: Connection, namespace: str) -> Place:
+def place(connection: Connection, namespace: str) -> Namespace:
     """The namespace, without a pool."""
-    return Place.of(connection, POOL, namespace)
+    return Namespace.of(connection, POOL, namespace)
 
 
 @pytest.fixture
-def pool(place: Place) -> RbdPool:
+def pool(place: Namespace) -> RbdPool:
     """A new pool in the namespace."""
     made = RbdPool(place, create=True)
     made.open()
@@ -56,22 +56,22 @@ def test_records_keep_to_the_contract_of_stores(
     both = iter([connection, other] * 8)
 
     def make(key: str, data: bytes) -> None:
-        place = Place.of(connection, POOL, namespace)
+        place = Namespace.of(connection, POOL, namespace)
         if kind is RecordKind.CONTENT:
             RbdContentRecords(place).make(key, data)
         else:
             _make(place, key, data)
 
-    check(lambda: store(Place.of(next(both), POOL, namespace), kind), make)
+    check(lambda: store(Namespace.of(next(both), POOL, namespace), kind), make)
 
 
-def _make(place: Place, key: str, data: bytes) -> None:
+def _make(place: Namespace, key: str, data: bytes) -> None:
     records = RbdRecords(place, RecordKind.VOLUMES)
     records.begin(key)
     records.commit(key, data)
 
 
-def test_record_of_any_bytes_is_compared_as_it_is(pool: RbdPool, place: Place) -> None:
+def test_record_of_any_bytes_is_compared_as_it_is(pool: RbdPool, place: Namespace) -> None:
     """librados compares the omap values of the binding as text, and counts characters."""
     records = RbdRecords(place, RecordKind.VOLUMES)
     first, second = "é\0€".encode(), b"\xff\x00" * 100
@@ -81,7 +81,7 @@ def test_record_of_any_bytes_is_compared_as_it_is(pool: RbdPool, place: Place) -
 
 
 def test_more_records_than_fit_a_page_are_listed(
-    pool: RbdPool, place: Place, connection: Connection, namespace: str
+    pool: RbdPool, place: Namespace, connection: Connection, namespace: str
 ) -> None:
     name, count = object_name(RecordKind.VOLUMES), 2345
     with place.ioctx("cannot write") as ioctx:
@@ -89,7 +89,7 @@ def test_more_records_than_fit_a_page_are_listed(
     assert RbdRecords(place, RecordKind.VOLUMES).ids() == tuple(f"{n:05}" for n in range(count))
 
 
-def test_records_that_were_removed_are_no_empty_pool(pool: RbdPool, place: Place) -> None:
+def test_records_that_were_removed_are_no_empty_pool(pool: RbdPool, place: Namespace) -> None:
     records = RbdRecords(place, RecordKind.VOLUMES)
     with place.ioctx("cannot remove") as ioctx:
         ioctx.remove_object(object_name(RecordKind.VOLUMES))
@@ -104,7 +104,7 @@ def test_records_that_were_removed_are_no_empty_pool(pool: RbdPool, place: Place
         ioctx.stat(object_name(RecordKind.VOLUMES))
 
 
-def test_empty_namespace_becomes_a_pool_only_on_request(place: Place) -> None:
+def test_empty_namespace_becomes_a_pool_only_on_request(place: Namespace) -> None:
     with pytest.raises(PoolAbsent):
         RbdPool(place).find()
     made = RbdPool(place, create=True)
@@ -123,7 +123,7 @@ def test_of_controllers_that_start_at_once_one_makes_the_pool(
     def start() -> str:
         connection = Connection(controller, QUICK)
         try:
-            pool = RbdPool(Place.of(connection, POOL, namespace), create=True)
+            pool = RbdPool(Namespace.of(connection, POOL, namespace), create=True)
             pool.find()
             ready.wait()
             pool.open()
@@ -137,7 +137,7 @@ def test_of_controllers_that_start_at_once_one_makes_the_pool(
 
 
 def test_namespace_with_images_is_not_treated_as_empty(
-    ceph: CephCluster, place: Place, namespace: str
+    ceph: CephCluster, place: Namespace, namespace: str
 ) -> None:
     with ceph.ioctx(POOL, namespace) as ioctx:
         rbd.RBD().create(ioctx, "somebodys", 1 << 20)
@@ -145,7 +145,7 @@ def test_namespace_with_images_is_not_treated_as_empty(
         RbdPool(place, create=True).open()
 
 
-def test_pool_that_lost_its_identity_is_absent(pool: RbdPool, place: Place) -> None:
+def test_pool_that_lost_its_identity_is_absent(pool: RbdPool, place: Namespace) -> None:
     with place.ioctx("cannot remove") as ioctx:
         ioctx.remove_object(OBJECT)
     with pytest.raises(PoolAbsent):
@@ -162,7 +162,9 @@ def test_pool_that_lost_its_identity_is_absent(pool: RbdPool, place: Place) -> N
     ],
     ids=["empty", "no fields", "no schema", "of another cluster"],
 )
-def test_identity_that_is_not_this_pools_is_named(pool: RbdPool, place: Place, text: bytes) -> None:
+def test_identity_that_is_not_this_pools_is_named(
+    pool: RbdPool, place: Namespace, text: bytes
+) -> None:
     with place.ioctx("cannot write") as ioctx:
         omap.swap(ioctx, OBJECT, {}, {"identity": text})
     why = "another" if b"another" in text else "cannot be read"
@@ -172,7 +174,7 @@ def test_identity_that_is_not_this_pools_is_named(pool: RbdPool, place: Place, t
 
 
 @pytest.mark.parametrize("number", [0, SCHEMA - 1, SCHEMA + 1])
-def test_pool_of_another_schema_is_refused(pool: RbdPool, place: Place, number: int) -> None:
+def test_pool_of_another_schema_is_refused(pool: RbdPool, place: Namespace, number: int) -> None:
     text = b'{"schema": %d, "pool_id": "0123456789abcdef", "of": "another form"}' % number
     with place.ioctx("cannot write") as ioctx:
         omap.swap(ioctx, OBJECT, {}, {"identity": text})
@@ -184,5 +186,5 @@ def test_pool_of_another_schema_is_refused(pool: RbdPool, place: Place, number: 
 def test_namespace_that_is_missing_is_named(ceph: CephCluster) -> None:
     connection = Connection(CephUser(ceph.monitors, "admin", ceph.keys["client.admin"]), QUICK)
     with raised("CephNamespaceMissing"):
-        RbdPool(Place.of(connection, POOL, "no-such-namespace"), create=True).find()
+        RbdPool(Namespace.of(connection, POOL, "no-such-namespace"), create=True).find()
     connection.close()

@@ -21,9 +21,9 @@ import pydantic
 from crust.blockdriver.ceph import binding, claim_object, claims
 from crust.blockdriver.engines import pool_access, protocol
 from crust.blockdriver.engines.pool_access import READ_WRITE, Access, Attachment
+from crust.blockdriver.engines.rbd.namespace import Namespace
 from crust.blockdriver.engines.rbd.node.host_devices import HostDevices
 from crust.blockdriver.engines.rbd.node.volume_users import CephKeyNotGiven, Users
-from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.engines.rbd.provisioning.images import VolumeImages
 from crust.blockdriver.host import krbd
 from crust.core import errors, volumes
@@ -105,7 +105,7 @@ class RbdAccess:
             extra = {"volume_id": volume_id, "error": err}
             _log.info("an image may still be claimed by this node", extra=extra)
 
-    def _free(self, place: Place, ioctx: binding.Ioctx, image: str) -> None:
+    def _free(self, place: Namespace, ioctx: binding.Ioctx, image: str) -> None:
         """End this host's claim on an image that its kernel does not map, and is not about to map."""
         claim = claims.HostClaim(place.claimed(ioctx, image), self._host)
         claim.end_earlier_boots()
@@ -116,7 +116,7 @@ class RbdAccess:
             if self._devices.attached(place.network_image(image)) is None:
                 claim.give_back()
 
-    def _known_place(self, volume_id: volumes.VolumeId) -> Place:
+    def _known_place(self, volume_id: volumes.VolumeId) -> Namespace:
         """The pool as the volume's user, or as any other user."""
         try:
             return self._users.place(volume_id)
@@ -260,7 +260,7 @@ class RbdAccess:
         pool_access.check_file_name(volume_id)
         return os.path.join(self._directory, volume_id)
 
-    def _seen(self, place: Place, volume_id: volumes.VolumeId) -> _Note:
+    def _seen(self, place: Namespace, volume_id: volumes.VolumeId) -> _Note:
         """The image as it is in the cluster. Raises `ImageMissing`, `ForeignImage`."""
         size_bytes = VolumeImages(place).own_size_bytes(volume_id)
         return _Note(image=place.network_image(volume_id), size_bytes=size_bytes)

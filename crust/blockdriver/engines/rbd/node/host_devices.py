@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from crust.blockdriver.ceph import claim_object, claims
 from crust.blockdriver.engines.pool_access import Access, Attachment
 from crust.blockdriver.engines.protocol import StillAttached
-from crust.blockdriver.engines.rbd.place import Place
+from crust.blockdriver.engines.rbd.namespace import Namespace
 from crust.blockdriver.host import krbd
 from crust.core import errors, volumes
 from crust.host.block.holders import DeviceInUse
@@ -30,7 +30,7 @@ class HostDevices:
     kernel: krbd.KernelRbd = krbd.THIS_HOST
 
     def attach(
-        self, place: Place, volume_id: volumes.VolumeId, mode: claim_object.Mode, access: Access
+        self, place: Namespace, volume_id: volumes.VolumeId, mode: claim_object.Mode, access: Access
     ) -> Attachment:
         """On a host without `KernelRbd.obstacle`. Raises KernelLacksFeatures, `krbd.KernelRefusesImage`, and the
         errors of a claim.
@@ -98,7 +98,7 @@ class HostDevices:
         return Attachment(self.kernel.device(mapping), self.kernel.size_bytes(mapping))
 
 
-def _login(place: Place) -> krbd.Login:
+def _login(place: Namespace) -> krbd.Login:
     """The login by the monitors' own addresses: the kernel takes neither names nor two protocols at once."""
     user = place.connection.ceph_user
     monitors = json.loads(place.connection.command("mon dump"))["mons"]

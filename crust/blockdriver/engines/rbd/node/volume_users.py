@@ -22,7 +22,7 @@ from crust.blockdriver.ceph.binding import load
 from crust.blockdriver.ceph.connection import Connection
 from crust.blockdriver.ceph.user import CephUser
 from crust.blockdriver.engines.pool_access import PoolIds
-from crust.blockdriver.engines.rbd.place import Place
+from crust.blockdriver.engines.rbd.namespace import Namespace
 from crust.blockdriver.engines.rbd.pool import RbdPool
 from crust.core import deferral_keys, errors, volumes
 
@@ -43,13 +43,13 @@ class CephKeyNotGiven(errors.NotReady):
 class Users:
     """The user as which a node reaches its volumes: the one user of a process with a key of its own."""
 
-    shared: Place
+    shared: Namespace
     """The pool, as any known user; its use raises `CephKeyNotGiven` if none is known."""
 
     def use(self, volume_id: volumes.VolumeId, secrets: Mapping[str, str]) -> None:
         """Take a volume's user from the secrets of a call; nothing here: the secrets are the guest's."""
 
-    def place(self, volume_id: volumes.VolumeId) -> Place:
+    def place(self, volume_id: volumes.VolumeId) -> Namespace:
         """The pool, as the volume's user. Raises `CephKeyNotGiven`."""
         return self.shared
 
@@ -75,7 +75,7 @@ class VolumeUsers(Users):
         """By user, the user of the last call at the end."""
         self._user_of: dict[volumes.VolumeId, str] = {}
         # as the user of the last call
-        super().__init__(Place(self._last, pool, namespace, is_lent=True))
+        super().__init__(Namespace(self._last, pool, namespace, is_lent=True))
         self.shown = self.shared.shown
 
     def use(self, volume_id: volumes.VolumeId, secrets: Mapping[str, str]) -> None:
@@ -95,7 +95,7 @@ class VolumeUsers(Users):
         connection = Connection(user)
         try:
             connection.check_namespace(self.shared.pool, self.shared.namespace)
-            pool = RbdPool(Place.of(connection, self.shared.pool, self.shared.namespace))
+            pool = RbdPool(Namespace.of(connection, self.shared.pool, self.shared.namespace))
             pool.open()
         except BaseException:
             connection.close()
@@ -114,12 +114,12 @@ class VolumeUsers(Users):
         for other in idle:
             other.rest()
 
-    def place(self, volume_id: volumes.VolumeId) -> Place:
+    def place(self, volume_id: volumes.VolumeId) -> Namespace:
         with self._guard:
             connection = self._connections.get(self._user_of.get(volume_id, ""))
         if connection is None:
             raise CephKeyNotGiven(f"cannot look at the image of {volume_id}")
-        return Place.of(connection, self.shared.pool, self.shared.namespace)
+        return Namespace.of(connection, self.shared.pool, self.shared.namespace)
 
     def forget(self, volume_id: volumes.VolumeId) -> None:
         """Forget the volume's user, unless another volume has it."""

@@ -4,7 +4,7 @@ Emptying and flattening take the time of the data. The lists of work are in the 
 it goes on after a kill. The next look tries a busy image again, and a failed piece of work, which does not stop the
 others.
 
-It waits for no other change of a volume (`Place.turn`). Images leave the trash by their ids, which no other image
+It waits for no other change of a volume (`Namespace.turn`). Images leave the trash by their ids, which no other image
 ever has, and flattening does not change the image's data; a piece of work that was put again meanwhile has another
 value, so it is not removed with the first.
 
@@ -29,7 +29,7 @@ from typing import ClassVar
 from crust.blockdriver.ceph import claim_object, fencing, omap
 from crust.blockdriver.ceph.binding import CephConnectionClosed, ignoring, load
 from crust.blockdriver.engines.pool_access import pool_of
-from crust.blockdriver.engines.rbd.place import Place
+from crust.blockdriver.engines.rbd.namespace import Namespace
 from crust.blockdriver.engines.rbd.provisioning import copies, image_use, images, librbd_objects
 from crust.core import errors, metrics, volumes
 
@@ -48,7 +48,7 @@ class RepeatedWork:
     pause_factor: ClassVar[int]
     """A pause is so many times as long as the look before it, and `least_pause_s` at least."""
 
-    _place: Place
+    _place: Namespace
     _wake: threading.Event = field(default_factory=threading.Event, init=False)
     _ends: threading.Event = field(default_factory=threading.Event, init=False)
     _thread: threading.Thread | None = field(default=None, init=False)

@@ -22,7 +22,7 @@ from crust.blockdriver.ceph.binding import Ioctx, ignoring, load
 from crust.blockdriver.engines.pool_access import RecordKind
 from crust.blockdriver.engines.protocol import ForeignImage
 from crust.blockdriver.engines.protocol import Image as Snapshot
-from crust.blockdriver.engines.rbd.place import Place
+from crust.blockdriver.engines.rbd.namespace import Namespace
 from crust.blockdriver.engines.rbd.provisioning import image_use, librbd_objects
 from crust.blockdriver.engines.rbd.provisioning.images import MARK, enlarge, features, parent
 from crust.blockdriver.engines.rbd.provisioning.snapshots import RbdSnapshots
@@ -128,7 +128,7 @@ def clear(snapshots: RbdSnapshots, volume_id: volumes.VolumeId, source: str) -> 
             omap.swap(ioctx, WORK, {}, {FLATTEN + volume_id: None})
 
 
-def depth(place: Place, ioctx: Ioctx, name: str) -> int:
+def depth(place: Namespace, ioctx: Ioctx, name: str) -> int:
     """The number of parents of an image in a row."""
     parents = 0
     while parents < HARD_DEPTH + 1:

@@ -32,7 +32,7 @@ from dataclasses import dataclass, field, replace
 from crust.blockdriver.ceph import claim_object, claims, cluster_image, fencing
 from crust.blockdriver.ceph.binding import Image, Ioctx, ignoring, load
 from crust.blockdriver.engines.protocol import StillAttached
-from crust.blockdriver.engines.rbd.place import Place
+from crust.blockdriver.engines.rbd.namespace import Namespace
 from crust.core import errors
 
 _ANSWERS_WITHIN_MS = 3000
@@ -61,7 +61,7 @@ def now_s() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def check_unused(place: Place, ioctx: Ioctx, name: str) -> None:
+def check_unused(place: Namespace, ioctx: Ioctx, name: str) -> None:
     """Raise `StillAttached` while a client has the image open, or a sandbox has a claim on it.
 
     Ended clients are cut off first: their late writes would go into a removed image.
@@ -81,7 +81,7 @@ def _check_unclaimed(old: claim_object.Claims, name: str) -> None:
 
 
 @contextmanager
-def deleting(place: Place, ioctx: Ioctx, name: str) -> Iterator[None]:
+def deleting(place: Namespace, ioctx: Ioctx, name: str) -> Iterator[None]:
     """Claim the image for the controller while the block removes it: nobody else takes it. Raises `StillAttached`.
 
     A block that fails leaves the controller's claim, and the next deletion goes on. In a full pool no object can be
@@ -114,7 +114,7 @@ def forget_deletion(ioctx: Ioctx, name: str) -> None:
     )
 
 
-def check_answers(place: Place, ioctx: Ioctx, name: str) -> "ClientsSeen":
+def check_answers(place: Namespace, ioctx: Ioctx, name: str) -> "ClientsSeen":
     """Raise `RbdClientSilent` if a change would break the lock of a client; returns the clients that answered."""
     answered_s = now_s()
     with place.image(ioctx, name) as image:
@@ -137,7 +137,7 @@ def answer(ioctx: Ioctx, header: str) -> bool:
 
 
 @contextmanager
-def changing(place: Place, ioctx: Ioctx, name: str) -> Iterator[Image]:
+def changing(place: Namespace, ioctx: Ioctx, name: str) -> Iterator[Image]:
     """The image, open for a change that is made inside the block.
 
     Raises `RbdClientSilent`, `rbd.ImageNotFound`. After an error the change may have been made.

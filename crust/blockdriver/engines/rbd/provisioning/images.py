@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from crust.blockdriver.ceph.binding import Image, Ioctx, ignoring, load
 from crust.blockdriver.engines.pool_access import RecordKind
 from crust.blockdriver.engines.protocol import ForeignImage, ImageMissing
-from crust.blockdriver.engines.rbd.place import Place
+from crust.blockdriver.engines.rbd.namespace import Namespace
 from crust.blockdriver.engines.rbd.provisioning import image_use, librbd_objects
 from crust.blockdriver.engines.rbd.records import RbdRecords
 from crust.blockdriver.host.extents import Extent
@@ -42,7 +42,7 @@ _LIMITS = {
 
 @dataclass(slots=True)
 class VolumeImages:
-    place: Place
+    place: Namespace
     trash_keep_s: int = 0
     """The time for which the trash keeps an image, for `rbd trash restore`."""
 

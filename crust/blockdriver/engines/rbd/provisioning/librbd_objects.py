@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from crust.blockdriver.ceph import omap
 from crust.blockdriver.ceph.binding import Ioctx, ignoring
 from crust.blockdriver.ceph.cluster_image import encoded
-from crust.blockdriver.engines.rbd.place import has_object
+from crust.blockdriver.engines.rbd.namespace import has_object
 from crust.core import errors
 
 _DIRECTORY, _TRASH = "rbd_directory", "rbd_trash"

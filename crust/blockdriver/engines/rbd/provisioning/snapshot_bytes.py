@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 
 from crust.blockdriver.ceph.binding import Image, Ioctx, ignoring, load
 from crust.blockdriver.engines.pool_access import set_of
-from crust.blockdriver.engines.rbd.place import Place
+from crust.blockdriver.engines.rbd.namespace import Namespace
 from crust.blockdriver.engines.rbd.provisioning import images, librbd_objects
 
 
@@ -76,7 +76,7 @@ def object_bytes(image: Image) -> int:
 class SnapshotBytes:
     """The number for a place. Safe from any thread."""
 
-    _place: Place
+    _place: Namespace
     _removed: Callable[[str], object]
     """Called with the `key` of a removed snapshot."""
     _guard: threading.Condition = field(default_factory=threading.Condition, init=False)

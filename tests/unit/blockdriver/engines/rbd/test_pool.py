@@ -3,7 +3,7 @@
 from typing import cast
 
 from crust.blockdriver.ceph.connection import Connection
-from crust.blockdriver.engines.rbd.place import Place
+from crust.blockdriver.engines.rbd.namespace import Namespace
 from crust.blockdriver.engines.rbd.pool import RbdPool
 from crust.core import errors
 from tests.support.raised import raised
@@ -34,7 +34,7 @@ class StuckClient:
 
 def test_silent_cluster_is_asked_by_new_connection_next_time() -> None:
     client = StuckClient()
-    pool = RbdPool(Place.of(cast("Connection", client), "rbd", "crust"))
+    pool = RbdPool(Namespace.of(cast("Connection", client), "rbd", "crust"))
     with raised("CephNotAnswering"):
         pool.find()
     with raised("CephNamespaceMissing"):

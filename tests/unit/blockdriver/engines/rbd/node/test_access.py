@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from crust.blockdriver.ceph.connection import Connection
+from crust.blockdriver.engines.rbd.namespace import Namespace
 from crust.blockdriver.engines.rbd.node import access
 from crust.blockdriver.engines.rbd.node.access import RbdAccess
 from crust.blockdriver.engines.rbd.node.volume_users import Users
-from crust.blockdriver.engines.rbd.place import Place
 from crust.blockdriver.host.krbd import KernelRbd
 from crust.core import volumes
 from tests.support.ceph.fake_sysfs_rbd import FSID, FakeSysfs
@@ -43,7 +43,7 @@ def sysfs(tmp_path: Path) -> FakeSysfs:
 def node(tmp_path: Path, sysfs: FakeSysfs, monkeypatch: pytest.MonkeyPatch) -> RbdAccess:
     monkeypatch.setattr(KernelRbd, "device", lambda _kernel, _mapping: DEVICE)
     kernel = KernelRbd("node-a", str(sysfs.bus), sysfs.write, lambda: None)
-    return RbdAccess(Users(Place(asked, "rbd", "")), str(tmp_path), "node-a", kernel)
+    return RbdAccess(Users(Namespace(asked, "rbd", "")), str(tmp_path), "node-a", kernel)
 
 
 def mapped(sysfs: FakeSysfs, node: RbdAccess) -> None:

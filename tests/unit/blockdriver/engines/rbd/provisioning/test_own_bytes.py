@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from crust.blockdriver.engines.rbd.place import Place
+from crust.blockdriver.engines.rbd.namespace import Namespace
 from crust.blockdriver.engines.rbd.provisioning import engine as rbd_engine
 from crust.blockdriver.engines.rbd.provisioning import own_bytes
 from crust.blockdriver.engines.rbd.provisioning.engine import RbdProvisioning
@@ -29,7 +29,7 @@ class Pool:
         self.volumes: dict[str, int] = {}
         self.others_bytes, self.free_bytes = 60 * GIB, 40 * GIB
         self.snapshot_bytes = 0
-        self.place = Place(lambda _: self, "kube", "mine")  # type: ignore[arg-type, return-value]
+        self.place = Namespace(lambda _: self, "kube", "mine")  # type: ignore[arg-type, return-value]
         monkeypatch.setattr(rbd_engine, "_FRESH_S", 0.0)
         self.now_s = 0.0
         monkeypatch.setattr(own_bytes, "time", SimpleNamespace(monotonic=lambda: self.now_s))

@@ -2,7 +2,7 @@
 
 from typing import Any, cast
 
-from crust.blockdriver.engines.rbd.place import Place
+from crust.blockdriver.engines.rbd.namespace import Namespace
 from crust.blockdriver.engines.rbd.provisioning.snapshot_bytes import SnapshotBytes
 
 
@@ -12,7 +12,7 @@ class Answered(SnapshotBytes):
     added_bytes = 1
 
     def __init__(self) -> None:
-        super().__init__(cast("Place", None), lambda _: None)
+        super().__init__(cast("Namespace", None), lambda _: None)
 
     def images(self) -> dict[str, str]:
         return {"id": "name"}

@@ -18,8 +18,8 @@ from crust.core.volumes import NetworkImage
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """The namespace `namespace` of the pool `pool`; empty for the pool's default namespace."""
+class Namespace:
+    """The RBD namespace `namespace` of the pool `pool`; empty for the pool's default namespace."""
 
     client: Callable[[str], Connection]
     """The connection of a user; its argument is for errors, as "cannot …"."""
@@ -33,7 +33,7 @@ class Place:
     )
 
     @classmethod
-    def of(cls, connection: Connection, pool: str, namespace: str) -> "Place":
+    def of(cls, connection: Connection, pool: str, namespace: str) -> "Namespace":
         """The namespace as the one user of `connection` reaches it."""
         return cls(lambda _: connection, pool, namespace)
 
