@@ -17,7 +17,7 @@ from examples.kata.runtime.client import RuntimeRefused
 from tests.support.ceph.image_claims import as_admin
 from tests.support.ceph.image_node import IMAGE, SIZE, ImageNode, Storage, image_node
 
-pytestmark = [pytest.mark.vm, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.vm
 
 
 @pytest.fixture
@@ -175,7 +175,6 @@ async def test_runtime_gives_back_what_ended_meanwhile(node: ImageNode, storage:
         assert await other.output("two", await other.publish(), "cat /data/f") == "kept"
 
 
-@pytest.mark.timeout(480)
 @pytest.mark.spec("H-55", "H-35")
 @pytest.mark.parametrize("stopped", ["osd", "mon.a"])
 async def test_cluster_that_stops_answering_stops_neither_runtime_nor_another_hypervisor(
@@ -229,7 +228,6 @@ async def test_synced_write_to_an_image_is_one_unscheduled_request(node: ImageNo
     assert "[none]" in seen
 
 
-@pytest.mark.timeout(480)
 @pytest.mark.spec("H-51")
 async def test_readers_of_two_nodes_exclude_a_writer(node: ImageNode, storage: Storage) -> None:
     target = await node.publish()

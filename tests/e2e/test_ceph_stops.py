@@ -19,7 +19,7 @@ from examples.kata.runtime.client import RuntimeRefused
 from examples.kata.vm import machine
 from tests.support.ceph.image_node import IMAGE, SIZE, ImageNode, Storage, image_node
 
-pytestmark = [pytest.mark.vm, pytest.mark.timeout(480)]
+pytestmark = pytest.mark.vm
 
 
 IDLE = ("noinit_itable",)

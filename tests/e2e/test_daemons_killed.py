@@ -28,7 +28,7 @@ from tests.support.nodes.whole_node import MIB, WholeNode, whole_node
 from tests.support.runtimes import runtime_api
 from tests.support.runtimes.keeper_processes import kill_all_keepers
 
-pytestmark = [pytest.mark.vm, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.vm
 
 LIMITS = volumes.IoLimits(500, 400, 30 * MIB, 20 * MIB)
 BYTES = csi_pb2.VolumeUsage.BYTES

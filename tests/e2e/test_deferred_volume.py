@@ -18,7 +18,7 @@ from tests.support.faults.refusals import refused
 from tests.support.kubelet import sub_paths
 from tests.support.nodes.whole_node import MIB, WholeNode
 
-pytestmark = [pytest.mark.vm, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.vm, pytest.mark.asyncio(loop_scope="module")]
 
 BYTES = csi_pb2.VolumeUsage.BYTES
 

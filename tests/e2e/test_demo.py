@@ -11,7 +11,6 @@ from crust.host.mounts import mountinfo
 
 
 @pytest.mark.vm
-@pytest.mark.timeout(600)
 async def test_demo_succeeds_and_leaves_nothing_behind(guest_image: object) -> None:
     code, printed = await run("examples.kata.demo")
     assert (code, "FAILED  " in printed) == (0, False), printed
@@ -20,7 +19,6 @@ async def test_demo_succeeds_and_leaves_nothing_behind(guest_image: object) -> N
 
 
 @pytest.mark.vm
-@pytest.mark.timeout(900)
 async def test_demo_of_many_nodes_succeeds_and_leaves_nothing_behind(guest_image: object) -> None:
     code, printed = await run("examples.cluster")
     assert (code, "FAILED  " in printed) == (0, False), printed

@@ -23,7 +23,7 @@ from tests.support.nodes.whole_node import MIB, WholeNode
 from tests.support.runtimes import runtime_api
 from tests.support.runtimes.guest_writer import writing
 
-pytestmark = [pytest.mark.vm, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.vm, pytest.mark.asyncio(loop_scope="module")]
 
 # By rename, so that a crash never leaves a truncated number.
 WRITER = """

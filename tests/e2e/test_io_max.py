@@ -8,7 +8,7 @@ import pytest
 from tests.support.nodes import kernel_node
 from tests.support.runtimes import io_max_in_guest
 
-pytestmark = [pytest.mark.vm, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.vm
 
 
 async def test_kernel_keeps_the_limits_of_io_max(tmp_path: Path) -> None:

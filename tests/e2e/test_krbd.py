@@ -24,7 +24,7 @@ from tests.support.faults.refusals import refused
 from tests.support.nodes import kernel_node
 from tests.support.raised import raised
 
-pytestmark = [pytest.mark.vm, pytest.mark.timeout(480), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.vm, pytest.mark.asyncio(loop_scope="module")]
 
 
 async def test_raw_volume_is_host_device_whose_claim_names_kernels_client(

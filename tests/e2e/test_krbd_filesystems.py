@@ -16,7 +16,7 @@ from tests.support.nodes import kernel_node
 PENDING = (grpc.StatusCode.ABORTED, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
 LARGER = [("xfs", 320 * MIB), ("btrfs", 320 * MIB)]
 """Their programs make none that is much smaller."""
-pytestmark = [pytest.mark.vm, pytest.mark.timeout(480), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.vm, pytest.mark.asyncio(loop_scope="module")]
 
 
 @pytest.mark.parametrize(("fs_type", "size"), [("ext4", SIZE), *LARGER])

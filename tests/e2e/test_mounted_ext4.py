@@ -21,7 +21,7 @@ CASES = (
     "tests/integration/blockdriver/test_node_expand.py::test_node_expand_grows_a_mounted_volume[ext4-67108864]",
 )
 """Where the kernel of the tests refuses."""
-pytestmark = [pytest.mark.vm, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.vm
 
 
 @pytest.mark.parametrize("unit", ["node", "driver"])

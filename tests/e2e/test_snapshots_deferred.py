@@ -17,7 +17,7 @@ from tests.support.co import Co
 from tests.support.nodes.whole_node import WholeNode
 from tests.support.runtimes.guest_writer import writing
 
-pytestmark = [pytest.mark.vm, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.vm
 
 IN_ORDER = """
 i=0

@@ -14,7 +14,7 @@ from tests.support.faults.refusals import refused
 from tests.support.nodes.whole_node import WholeNode, whole_node
 from tests.support.pages.otlp import Received, Receiver, receiving
 
-pytestmark = [pytest.mark.vm, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.vm
 
 PROXY, SHIM, DRIVER, RUNTIME = "crust-proxy", "crust-shim", "crust-driver", "crust-kata-example"
 

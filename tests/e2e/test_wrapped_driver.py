@@ -23,7 +23,7 @@ from tests.support import capabilities
 from tests.support.nodes.whole_node import MIB, WholeNode, whole_node
 from tests.support.third_party import ember
 
-pytestmark = [pytest.mark.vm, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.vm, pytest.mark.asyncio(loop_scope="module")]
 BYTES = csi_pb2.VolumeUsage.BYTES
 DEFERRED = {"crust.dev/defer": "always"}
 PASSPHRASE = "correct horse battery staple"

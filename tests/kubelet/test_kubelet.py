@@ -27,7 +27,6 @@ from tests.support.kubernetes.images import CHECKOUT
 from tests.support.kubernetes.kubectl import Kubectl, until
 from tests.support.kubernetes.node import Node
 
-pytestmark = pytest.mark.timeout(600)
 SOCKET = f"/var/lib/kubelet/plugins/{OWN_DRIVER}/csi.sock"
 SETTINGS = CHECKOUT / "deploy/crust/node.toml"
 CSI_DRIVER = {

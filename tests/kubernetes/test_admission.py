@@ -19,8 +19,6 @@ from tests.support.admitted_objects import ELSEWHERE, OTHER_SOURCES, changed, co
 from tests.support.kubernetes.control_plane import ControlPlane
 from tests.support.kubernetes.kubectl import Kubectl, until
 
-pytestmark = pytest.mark.timeout(300)
-
 NODES = ("node-1", "node-2")
 ACCOUNT = "crust-node"
 RIGHTS = (

@@ -9,7 +9,6 @@ from tests.support.kubernetes.cluster import DAEMONSET, OF_CRUST, Cluster, claim
 from tests.support.kubernetes.control_plane import NODE
 from tests.support.kubernetes.kubectl import Kubectl, until
 
-pytestmark = pytest.mark.timeout(900)
 NOW = ("--force", "--grace-period=0")
 
 

@@ -2,11 +2,8 @@
 
 import json
 
-import pytest
-
 from tests.support.kubernetes.cluster import Cluster, claim, pod
 
-pytestmark = pytest.mark.timeout(900)
 MORE = "640Mi"
 ASKED = {"spec": {"resources": {"requests": {"storage": MORE}}}}
 

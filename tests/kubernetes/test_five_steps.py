@@ -2,13 +2,9 @@
 
 import re
 
-import pytest
-
 from tests.support.kubernetes import cluster as clusters
 from tests.support.kubernetes.cluster import OF_CRUST, Cluster
 from tests.support.kubernetes.kubectl import until
-
-pytestmark = pytest.mark.timeout(900)
 
 
 def test_five_steps_lead_to_pod_with_volume_in_guest(installed: Cluster) -> None:

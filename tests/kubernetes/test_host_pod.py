@@ -1,10 +1,6 @@
 """A pod whose volume the host mounts, under a real kubelet: from the claim to the deletion of the data."""
 
-import pytest
-
 from tests.support.kubernetes.cluster import Cluster, claim, pod
-
-pytestmark = pytest.mark.timeout(900)
 
 
 def test_host_pod_keeps_data_until_its_claim_is_deleted(cluster: Cluster) -> None:

@@ -4,8 +4,6 @@ import json
 import sys
 from pathlib import Path
 
-import pytest
-
 from examples.drivers import minimal
 from tests.support.kubernetes import cluster as clusters
 from tests.support.kubernetes.cluster import Cluster
@@ -14,7 +12,6 @@ from tests.support.kubernetes.daemons import Daemon
 from tests.support.kubernetes.images import CHECKOUT
 from tests.support.kubernetes.kubectl import until
 
-pytestmark = pytest.mark.timeout(900)
 SOCKET = "/var/lib/kubelet/plugins/vendor/csi.sock"
 REFUSES = {"NodeGetInfo": "fail UNAVAILABLE no node yet"}
 

@@ -2,14 +2,10 @@
 
 import json
 
-import pytest
-
 from tests.support.kubernetes import microvm
 from tests.support.kubernetes.cluster import Cluster, claim, pod
 from tests.support.kubernetes.control_plane import NODE
 from tests.support.kubernetes.kubectl import Kubectl, until
-
-pytestmark = pytest.mark.timeout(900)
 
 
 def used_bytes(kubectl: Kubectl, claim_name: str, at_least: int) -> int:

@@ -9,7 +9,6 @@ from tests.support.kubernetes import cluster as clusters
 from tests.support.kubernetes.cluster import Cluster, claim, pod
 from tests.support.kubernetes.kubectl import until
 
-pytestmark = pytest.mark.timeout(900)
 READY = "jsonpath={.status.readyToUse}=true"
 OF_GROUP = {"apiVersion": "groupsnapshot.storage.k8s.io/v1", "kind": "VolumeGroupSnapshot"}
 

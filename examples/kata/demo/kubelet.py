@@ -13,7 +13,7 @@ from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from crust.wire.v1 import inspect_pb2, inspect_pb2_grpc
 
 TIMEOUT_S = 120.0
-START_TIMEOUT_S = 180.0
+START_TIMEOUT_S = 600.0
 _PROBE_INTERVAL_S = 0.2
 # A kubelet and the sidecars retry after UNAVAILABLE, which a process that is just starting answers.
 _RETRIES = {

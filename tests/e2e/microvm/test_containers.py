@@ -8,7 +8,7 @@ import pytest
 from examples.kata.vm import containers, faults, machine, values
 from tests.e2e.microvm.conftest import MountDisk, attempt, shell
 
-pytestmark = [pytest.mark.vm, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.vm, pytest.mark.asyncio(loop_scope="session")]
 
 
 def _spec(

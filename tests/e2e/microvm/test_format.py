@@ -14,7 +14,7 @@ from crust.core import errors, volumes
 from examples.kata.vm import faults, machine, values
 from tests.e2e.microvm.conftest import MIB, SMALLEST, shell
 
-pytestmark = [pytest.mark.vm, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.vm, pytest.mark.asyncio(loop_scope="session")]
 
 EMPTY = volumes.GuestFormat()
 

@@ -15,7 +15,7 @@ from examples.kata.guest import image
 from examples.kata.vm import faults, machine, spec, values
 from tests.e2e.microvm.conftest import MIB, make_disk, shell
 
-pytestmark = [pytest.mark.vm, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.vm
 
 _DATA = values.Bind("vol", "/data")
 

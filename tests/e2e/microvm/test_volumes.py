@@ -12,7 +12,7 @@ from crust.core import volumes
 from examples.kata.vm import faults, machine, values
 from tests.e2e.microvm.conftest import MIB, SMALLEST, MountDisk, attempt, make_disk, shell
 
-pytestmark = [pytest.mark.vm, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.vm, pytest.mark.asyncio(loop_scope="session")]
 
 FILESYSTEMS = ("ext4", "xfs", "btrfs")
 _CHECK = {

@@ -23,7 +23,7 @@ from tests.support.faults.refusals import refused, until_probe
 from tests.support.nodes.places import Places
 from tests.support.pages.page_programs import program
 
-pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.root
 MIB = 1 << 20
 CALL_S = 30
 

@@ -20,7 +20,7 @@ from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from tests.support import capabilities
 from tests.support.co import capability
 
-pytestmark = [pytest.mark.root, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.root
 
 
 @pytest.fixture(autouse=True)

@@ -22,7 +22,7 @@ from tests.support import capabilities, environments
 from tests.support.pages.page_blocks import blocks
 from tests.support.pages.page_programs import PAGES, program
 
-pytestmark = [pytest.mark.root, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.root
 RUNTIME, DRIVER = "runtime-author.md", "driver-author.md"
 MIB = 1 << 20
 

@@ -30,8 +30,6 @@ from tests.support.ceph.rbd_node import RbdNode
 from tests.support.faults import refusals
 from tests.support.faults.refusals import refused
 
-pytestmark = pytest.mark.timeout(240)
-
 DAEMONS = "127.0.0.2"
 CLIENTS = "127.0.0.1"
 """What Linux gives a connection to any address of the loopback network."""

@@ -16,8 +16,6 @@ from tests.support import capabilities
 from tests.support.ceph import rbd_driver
 from tests.support.third_party import csi_sanity
 
-pytestmark = pytest.mark.timeout(400)
-
 _LACKING = (
     "node",
     "node.",

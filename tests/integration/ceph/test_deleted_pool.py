@@ -38,8 +38,6 @@ from tests.support.ceph.fake_sysfs_rbd import FSID, FakeSysfs
 from tests.support.ceph.rbd_node import WRITERS, RbdNode
 from tests.support.faults.refusals import refused
 
-pytestmark = pytest.mark.timeout(240)
-
 ENDS = "ends"
 VOLUME = volumes.VolumeId("0123456789abcdef-1")
 

@@ -31,8 +31,6 @@ from examples.cluster.ceph_cluster import CephCluster
 from tests.support.ceph.rbd_controllers import RAW, Controllers
 from tests.support.raised import raised
 
-pytestmark = pytest.mark.timeout(600)
-
 SEEDS = range(int(os.environ.get("SEEDS", "2")))
 STEPS = 30
 MIB = 1 << 20

@@ -22,7 +22,7 @@ from tests.support.faults.refusals import repeated
 from tests.support.nodes.node import Node
 from tests.support.nodes.places import Places
 
-pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.root
 
 SHARED = "rbd.csi.crust.dev"
 SETTINGS = """

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 import grpc
-import pytest
 import rbd
 
 from crust.blockdriver.ceph import omap
@@ -17,8 +16,6 @@ from crust.blockdriver.engines.pool_access import RecordKind
 from crust.blockdriver.engines.rbd.records import object_name
 from tests.support.ceph.rbd_node import SIZE, RbdNode
 from tests.support.faults.refusals import refused, repeated
-
-pytestmark = pytest.mark.timeout(240)
 
 DATA = b"somebody's"
 LOSS = grpc.StatusCode.DATA_LOSS

@@ -22,8 +22,6 @@ from tests.support.ceph.rbd_node import SIZE, RbdNode
 from tests.support.co import capability
 from tests.support.faults.refusals import refused
 
-pytestmark = pytest.mark.timeout(240)
-
 NOT_READY = grpc.StatusCode.FAILED_PRECONDITION
 
 

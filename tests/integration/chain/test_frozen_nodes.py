@@ -25,7 +25,7 @@ FAILED_PRECONDITION, UNAVAILABLE = (
     grpc.StatusCode.FAILED_PRECONDITION,
     grpc.StatusCode.UNAVAILABLE,
 )
-pytestmark = [pytest.mark.root, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.root
 
 
 @pytest.fixture(autouse=True)

@@ -31,7 +31,7 @@ from tests.support.nodes.volume_life import (
     wrong_answers,
 )
 
-pytestmark = [pytest.mark.root, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.root
 
 
 @pytest.fixture

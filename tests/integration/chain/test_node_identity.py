@@ -14,7 +14,7 @@ from tests.support.drivers import own_driver
 from tests.support.drivers.own_driver import MAX_VOLUMES, NODE_ID, OwnDriver
 from tests.support.faults.refusals import refused, repeated
 
-pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.root
 
 CAPABILITY = capability(mode="SINGLE_NODE_SINGLE_WRITER")
 

@@ -50,7 +50,7 @@ from tests.support.nodes.volume_life import (
 )
 from tests.support.runtimes.fake_handler import USAGE
 
-pytestmark = [pytest.mark.root, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.root
 
 Code = grpc.StatusCode
 

@@ -20,7 +20,7 @@ from tests.support.nodes.served_node import BlockNode, started
 from tests.support.nodes.snapshot_life import SnapshotLife
 from tests.support.nodes.volume_life import Act, Step, wrong_answers
 
-pytestmark = [pytest.mark.root, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.root
 
 Way = tuple[Act[SnapshotLife], ...]
 

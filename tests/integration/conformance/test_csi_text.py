@@ -5,14 +5,11 @@ import subprocess
 from collections import Counter
 from pathlib import Path
 
-import pytest
-
 from tests.support import capabilities
 from tests.support.pages import csi_musts
 
 ROOT = Path(__file__).parents[3]
 MODULE = "github.com/container-storage-interface/spec"
-pytestmark = pytest.mark.timeout(300)
 
 
 def _text() -> str:

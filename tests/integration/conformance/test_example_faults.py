@@ -12,7 +12,7 @@ from tests.support.drivers import vendor_driver
 from tests.support.mutants import example_faults
 from tests.support.mutants.example_faults import Fault
 
-pytestmark = [pytest.mark.root, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.root
 
 
 def _outcome(base: Path, kind: str, *only: str, code: Path) -> Results:

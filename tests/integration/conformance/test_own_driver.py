@@ -21,7 +21,7 @@ from tests.support import capabilities
 from tests.support.drivers import own_driver, vendor_driver
 from tests.support.third_party import csi_sanity, ember
 
-pytestmark = [pytest.mark.root, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.root
 
 SIZE_BYTES = 320 * MIB  # xfs cannot be smaller; the files are sparse
 RAW_SIZE_BYTES = 64 * MIB

@@ -16,7 +16,7 @@ from tests.support.forms import node_list, pod
 from tests.support.forms.form import VENDORS_SOCKET
 from tests.support.forms.pod import Pod, VendorsPods, WrappingPod
 
-pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.root
 
 VENDOR = f"\nwrapped: [{{name: {minimal.NAME}, driverSocket: {VENDORS_SOCKET}}}]\n"
 FORMS: dict[str, tuple[str, type[Pod]]] = {

@@ -16,7 +16,7 @@ from tests.support.co import Co
 from tests.support.containers import Container
 from tests.support.faults.refusals import refused
 
-pytestmark = [pytest.mark.root, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.root
 
 BUSY = 32
 """umount's exit status for a mount that is in use."""

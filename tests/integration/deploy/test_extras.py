@@ -17,8 +17,6 @@ from crust.blockdriver.ceph.user import key_of
 from examples import mini_driver, second_runtime
 from tests.support import chart, environments
 
-pytestmark = pytest.mark.timeout(120)
-
 KUBECONFIG = """apiVersion: v1
 kind: Config
 clusters: [{name: c, cluster: {server: "http://127.0.0.1:1"}}]

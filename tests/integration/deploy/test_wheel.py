@@ -10,8 +10,6 @@ import yaml
 
 from tests.support import environments
 
-pytestmark = pytest.mark.timeout(300)
-
 
 def test_two_builds_of_a_tree_have_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1790000000")

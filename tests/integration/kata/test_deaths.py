@@ -36,7 +36,7 @@ from tests.support.kata.sandbox import StandInSandbox
 from tests.support.records.records import HANDLER
 from tests.support.runtimes.keeper_processes import kill_all_keepers
 
-pytestmark = [pytest.mark.root, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.root
 
 STEPS = ("publish", "create", "attach", "start")
 NEEDED = {"create": {"bridge", "engine"}, "attach": {"engine", "shim", "machine"}}

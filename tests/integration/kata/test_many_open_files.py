@@ -20,7 +20,7 @@ from tests.support.kata.sandbox import StandInSandbox
 from tests.support.nodes.fake_node import node_on
 from tests.support.nodes.places import Places
 
-pytestmark = [pytest.mark.root, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.root
 
 PROCESSES = int(os.environ.get("TESTS_PROCESSES", "100"))
 OPEN_FILES = int(os.environ.get("TESTS_OPEN_FILES", "2000"))

@@ -154,7 +154,6 @@ def disk(tmp_path: Path) -> Iterator[str]:
     loop.detach(attached)
 
 
-@pytest.mark.timeout(600)
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=STEPS)
 def test_no_order_starts_a_container_without_its_volume(disk: str, steps: list[Step]) -> None:

@@ -90,7 +90,7 @@ class _Lives:
             self.node.driver.calls.clear()
 
 
-@pytest.mark.timeout(120 + LIVES)
+@pytest.mark.timeout(900 + LIVES)
 @pytest.mark.usefixtures("processes")
 async def test_no_life_of_target_is_refused_beside_short_lived_processes(
     places: Places, device: MakeDevice

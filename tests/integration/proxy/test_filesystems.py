@@ -34,7 +34,7 @@ from tests.support.raised import raised
 from tests.support.records import zfs_bytes
 from tests.support.runtimes.fake_handler import ALL_FEATURES
 
-pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.root
 Code = grpc.StatusCode
 KEY = volumes.VolumeKey(volumes.DriverName("csi.example.com"), volumes.VolumeId("vol-1"))
 FILESYSTEMS = ("ext4", "xfs", "btrfs")

@@ -34,7 +34,6 @@ def _command(file: Path) -> str:
     return f"{sys.executable} {file} {PLACES}"
 
 
-@pytest.mark.timeout(300)
 def test_example_runtime_breaks_no_duty(tmp_path: Path) -> None:
     example = tmp_path / "box.py"
     example.write_text(program(PAGE))
@@ -76,7 +75,6 @@ def nothing_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[No
                 os.kill(int(process.name), signal.SIGKILL)
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize("right", FAULTS)
 def test_fault_of_runtime_is_reported_with_its_clause(
@@ -108,7 +106,6 @@ KEEPER_CASES = {
 @pytest.mark.spec("H-44")
 @pytest.mark.spec("H-45")
 @pytest.mark.spec("H-46")
-@pytest.mark.timeout(240)
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize(
     ("fault", "broken"),
@@ -135,7 +132,6 @@ def test_keepers_of_a_runtime_are_tried(
     assert set(outcome.numbers("passed")) == cases - broken, printed
 
 
-@pytest.mark.timeout(120)
 def test_runtime_that_dies_at_its_restart_is_started_again(tmp_path: Path) -> None:
     """It does not remove its socket, and R-106 kills it."""
     text = program(PAGE)
@@ -218,7 +214,6 @@ def test_second_runtime_computes_digests_and_identities_of_the_vectors() -> None
 
 
 @pytest.mark.root
-@pytest.mark.timeout(300)
 def test_second_runtime_breaks_no_duty(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     program = f"{sys.executable} {second_runtime.__file__}"

@@ -9,7 +9,7 @@ from crust_conformance.options import RunOptions
 from crust_conformance.runtimes import suite
 from examples import second_runtime
 
-pytestmark = [pytest.mark.root, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.root
 
 _REPLACED = """        with open(self.entry / ".claim.json.new", "w", opener=_private) as file:
             json.dump(content, file)

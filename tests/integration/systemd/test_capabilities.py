@@ -20,7 +20,7 @@ from tests.support.forms.form import VENDORS_SOCKET
 from tests.support.forms.units import Units
 from tests.unit.deploy.test_units import NAMES, of
 
-pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.root
 
 machine, form = test_units.machine, test_units.form
 SHIM = test_units.SHIM

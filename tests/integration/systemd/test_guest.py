@@ -11,7 +11,7 @@ from tests.integration.systemd.test_installed import PAGE, follow
 from tests.support import booted_systemd, capabilities
 from tests.support.booted_systemd import CHECKOUT, Machine
 
-pytestmark = [pytest.mark.vm, pytest.mark.timeout(900)]  # guests boot in software emulation
+pytestmark = pytest.mark.vm
 
 SLOW_S = 300.0
 

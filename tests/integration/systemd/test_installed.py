@@ -19,7 +19,7 @@ from tests.support.faults.refusals import repeated
 from tests.support.forms.form import KUBELET, STAGING, TARGET
 from tests.support.forms.units import Units
 
-pytestmark = [pytest.mark.root, pytest.mark.timeout(200)]  # the first one waits for the boot
+pytestmark = pytest.mark.root
 
 DOCS = booted_systemd.CHECKOUT / "docs"
 PAGE = "".join(

@@ -22,7 +22,7 @@ from tests.support.faults.refusals import refused
 from tests.support.forms.form import STAGING, TARGET
 from tests.support.pages.page_blocks import blocks
 
-pytestmark = [pytest.mark.root, pytest.mark.timeout(200)]  # the first one waits for the boot
+pytestmark = pytest.mark.root
 PAGE, POOL = "pool-disk.md", "/var/lib/crust/block"
 RUN = {
     "systemctl stop crust-node\nlosetup": "test_lost_disk_is_replaced_by_a_new_one",

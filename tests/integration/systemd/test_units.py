@@ -22,7 +22,7 @@ from tests.support.forms import node_list
 from tests.support.forms.form import KUBELET, TARGET, VENDORS_SOCKET
 from tests.support.forms.units import ONE, THREE, KataUnits, Units
 
-pytestmark = [pytest.mark.root, pytest.mark.timeout(200)]  # the first one waits for the boot
+pytestmark = pytest.mark.root
 
 FORMS: dict[str, tuple[type[Units], tuple[str, ...], tuple[node_list.Entry, ...]]] = {
     "one": (Units, ONE, node_list.WHOLE),

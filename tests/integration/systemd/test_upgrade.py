@@ -23,7 +23,7 @@ from tests.support.faults.refusals import refused
 from tests.support.forms.form import KUBELET, staged
 from tests.support.forms.units import Units
 
-pytestmark = [pytest.mark.root, pytest.mark.timeout(400)]  # the first one waits for the boot
+pytestmark = pytest.mark.root
 
 EARLIER = "0.1.dev1"
 POOL = "/var/lib/crust/block/pool.json"

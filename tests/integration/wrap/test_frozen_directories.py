@@ -9,7 +9,7 @@ from tests.support import capabilities
 from tests.support.records import freeze_node, frozen_nodes
 from tests.support.records.frozen_pools import Frozen
 
-pytestmark = [pytest.mark.root, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.root
 
 TREE = Path(__file__).parents[3]
 

@@ -22,7 +22,7 @@ from tests.integration.wrap.conftest import DEFERRED, Volume, Wrapped, node_with
 from tests.support.co import NAMED
 from tests.support.faults.refusals import refused
 
-pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.root
 SEEDS = pytest.mark.parametrize("seed", range(int(os.environ.get("SEEDS", "1"))))
 ROUNDS = 6
 Code = grpc.StatusCode

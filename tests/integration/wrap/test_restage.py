@@ -17,7 +17,7 @@ from tests.integration.wrap.conftest import Volume, Wrapped, node_with
 from tests.support.co import NAMED, capability
 from tests.support.faults.refusals import refused
 
-pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.root
 Code = grpc.StatusCode
 
 

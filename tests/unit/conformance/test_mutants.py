@@ -174,7 +174,6 @@ def restarting(driver: FakeDriver, directory: Path) -> Iterator[str]:
 # Drivers that conform in an unusual way: one that uses every freedom of CSI, and one of two plugins.
 
 
-@pytest.mark.timeout(180)
 def test_permissive_driver_passes_with_warnings(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,8 +4,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 _DIES = """
 import os, signal
 
@@ -14,7 +12,6 @@ def test_dies():
 """
 
 
-@pytest.mark.timeout(120)
 def test_end_of_a_worker_names_its_signal(tmp_path: Path) -> None:
     (tmp_path / "test_dying.py").write_text(_DIES)
     (tmp_path / "conftest.py").write_text("from tests.conftest import pytest_testnodedown\n")

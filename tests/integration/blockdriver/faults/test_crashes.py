@@ -25,7 +25,7 @@ from tests.support.faults.crashes import crash_points, failure_points
 from tests.support.lives import Life, Volume
 from tests.support.records import pool_layout
 
-pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.root
 
 on_disk = benches_on("xfs", "ext4", size=512 * MIB)
 SIZE = 64 * MIB
@@ -317,7 +317,7 @@ async def _capacity(driver: KilledDriver, co: RetryingCo, pool: str) -> int:
     return await co.capacity(parameters={POOL: pool})
 
 
-@pytest.mark.timeout(300 * ROUNDS)
+@pytest.mark.timeout(900 * ROUNDS)
 async def test_driver_killed_under_load_loses_nothing(driver: KilledDriver) -> None:
     root = driver.root
     async with channel.connect(driver.socket) as connected:

@@ -31,7 +31,7 @@ from tests.support.raised import raised
 from tests.support.records import copies, pool_layout
 from tests.support.records.copies import made_of
 
-pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.root
 
 Damage = Callable[[Path, pytest.MonkeyPatch], AbstractContextManager[None]]
 

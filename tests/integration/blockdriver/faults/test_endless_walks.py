@@ -18,7 +18,7 @@ from tests.support.drivers import hostile_ext4
 from tests.support.drivers.block_driver import Bench, mount
 from tests.support.raised import raised
 
-pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.root
 
 GROUPED = mount(group=volumes.GroupChange(4321, volumes.GroupPolicy.ALWAYS))
 BLOCKS = 4000

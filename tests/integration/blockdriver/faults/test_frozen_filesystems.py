@@ -27,7 +27,7 @@ from tests.support.raised import raised
 from tests.support.records import pool_layout
 from tests.support.records.copies import in_use, left_frozen, made_of, unmount_lazily, up, write
 
-pytestmark = [pytest.mark.root, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.root
 
 SIZES = [("ext4", 64 * MIB), ("xfs", 320 * MIB)]
 

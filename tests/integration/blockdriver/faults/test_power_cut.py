@@ -25,7 +25,7 @@ from tests.support.faults import crashes, power_cut, syncs
 from tests.support.records import pool_layout
 from tests.support.records.copies import made_of
 
-pytestmark = [pytest.mark.root, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.root
 
 DATA = b"every byte" * 1000
 SIZE, GROWN = 32 * MIB, 48 * MIB

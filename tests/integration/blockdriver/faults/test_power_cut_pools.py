@@ -23,7 +23,7 @@ from tests.support.drivers.block_driver import block
 from tests.support.faults import power_cut
 from tests.support.records import pool_layout
 
-pytestmark = [pytest.mark.root, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.root
 
 SIZE, GROWN = 8 * MIB, 12 * MIB
 POOLS = ("default", "fast")

@@ -28,7 +28,7 @@ from tests.support.faults.syncs import recorded
 from tests.support.raised import raised
 from tests.support.records import pool_layout
 
-pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.root
 
 UUID = "11111111-0000-4000-8000-000000000000"
 _SIZES = {"ext4": 64 * MIB, "xfs": 304 * MIB, "btrfs": 256 * MIB}

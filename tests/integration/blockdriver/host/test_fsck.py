@@ -12,7 +12,7 @@ from crust.host.filesystems import mkfs, superblocks
 from tests.integration.host.conftest import Attach, run
 from tests.support.raised import raised
 
-pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.root
 
 
 async def test_check_of_ext4_not_unmounted_leaves_it_clean(attach: Attach) -> None:

@@ -16,7 +16,7 @@ from tests.integration.host.conftest import Attach, run
 from tests.support.frozen import is_frozen
 from tests.support.leaks import children
 
-pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.root
 
 
 async def test_second_freeze_is_refused_and_no_thaw(attach: Attach, mountpoint: str) -> None:

@@ -11,7 +11,7 @@ from crust.host.filesystems import mkfs
 from crust.host.mounts import mount_api
 from tests.integration.host.conftest import MIB, Attach
 
-pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.root
 
 
 async def test_measure_counts_bytes_and_inodes(attach: Attach, mountpoint: str) -> None:

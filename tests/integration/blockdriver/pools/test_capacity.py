@@ -38,7 +38,7 @@ from tests.support.records.copies import (
     write,
 )
 
-pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.root
 
 
 small = benches_on("ext4", "xfs", size=512 * MIB)

@@ -23,7 +23,7 @@ from crust.core.volumes import VolumeId
 from tests.integration.blockdriver.conftest import benches_on
 from tests.support.drivers.block_driver import MIB, Bench, block
 
-pytestmark = [pytest.mark.root, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.root
 
 SEEDS = range(int(os.environ.get("SEEDS", "2")))
 STEPS = 24

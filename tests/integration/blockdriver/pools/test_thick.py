@@ -17,7 +17,7 @@ from tests.support.raised import raised
 from tests.support.records import pool_layout
 from tests.support.records.copies import down, in_use, made_of, read_image, up, write
 
-pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.root
 
 thick = benches_on("ext4", "xfs", size=1024 * MIB)
 on_btrfs = benches_on("btrfs")

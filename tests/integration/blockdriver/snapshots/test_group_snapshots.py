@@ -26,7 +26,7 @@ from tests.support.records.copies import (
     write,
 )
 
-pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.root
 
 
 async def test_group_with_used_raw_device_is_consistent_with_reflinks(

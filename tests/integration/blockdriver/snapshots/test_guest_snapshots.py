@@ -23,7 +23,7 @@ from tests.support.records import pool_layout
 from tests.support.records.copies import digest, down, made_of, up, write
 from tests.support.runtimes.mounting_guests import MountingGuests
 
-pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.root
 
 FILESYSTEMS = [("ext4", 64 * MIB), ("xfs", 320 * MIB), ("btrfs", 256 * MIB)]
 

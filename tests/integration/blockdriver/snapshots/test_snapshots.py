@@ -33,7 +33,7 @@ from tests.support.records.copies import (
     write,
 )
 
-pytestmark = [pytest.mark.root, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.root
 
 
 async def test_snapshot_of_a_raw_volume_includes_unwritten_page_cache(cloning: Bench) -> None:
@@ -216,7 +216,6 @@ ACTS: dict[str, Callable[[Scene], Coroutine[Any, Any, None]]] = {
 }
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("mounted", [False, True], ids=["idle", "mounted"])
 @pytest.mark.parametrize("act", ACTS)
 @pytest.mark.parametrize(("pool_type", "is_killed"), [("ext4", True), ("xfs", False)])

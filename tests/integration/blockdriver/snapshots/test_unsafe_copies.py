@@ -30,7 +30,7 @@ from tests.support.records.copies import (
     write,
 )
 
-pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.root
 
 
 pool = benches_on("ext4", "xfs")

@@ -42,7 +42,6 @@ from tests.support.nodes import fake_kubernetes
 from tests.support.nodes.fake_kubernetes import FakeKubernetes
 
 VOLUME = VolumeId(IMAGE)
-pytestmark = pytest.mark.timeout(240)
 OWN_ADDRESSES = (
     'allow r, allow command "osd blocklist" with blocklistop=add addr regex '
     r'"^127\.0\.0\.1:0/[1-9][0-9]*$"'
@@ -66,7 +65,6 @@ def running(bench: Bench, runtime: Client, vm: str) -> Iterator[Writer]:
 
 
 @pytest.mark.spec("H-53")
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("answers_alone", [False, True], ids=["both ways", "answers alone"])
 def test_write_of_killed_client_on_its_way_never_lands(
     bench: Bench, ended: Freeing, *, answers_alone: bool

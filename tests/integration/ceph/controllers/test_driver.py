@@ -93,7 +93,6 @@ async def _delete_both(driver: Driver, source: volumes.VolumeId, snapshot: str) 
     driver.controller.snapshots.delete(snapshot)
 
 
-@pytest.mark.timeout(900)  # only a hang reaches it
 @pytest.mark.parametrize("name", _WORKS)
 async def test_killed_before_any_call_the_next_controller_finishes_it(
     name: str, ceph: CephCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

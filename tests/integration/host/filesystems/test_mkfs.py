@@ -20,7 +20,7 @@ from tests.integration.host.conftest import MIB, Attach, run
 from tests.support.probes import probed
 from tests.support.raised import raised
 
-pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.root
 
 SIZES = {"ext4": 64 * MIB, "xfs": 300 * MIB, "btrfs": 256 * MIB}
 

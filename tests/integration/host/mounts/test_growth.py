@@ -11,7 +11,7 @@ from crust.host.filesystems import mkfs, superblocks
 from crust.host.mounts import growth, mount_api
 from tests.integration.host.conftest import MIB, Attach
 
-pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.root
 
 
 async def test_grow_mounted_ext4_needs_cap_sys_resource(attach: Attach, mountpoint: str) -> None:
