@@ -149,9 +149,9 @@ def running(kind: str, base: str, code: Path | None = None) -> Iterator[VendorDr
     os.makedirs(state_dir, exist_ok=True)
     driver = VendorDriver(kind, f"{base}/driver.sock", state_dir)
     driver.code = code or driver.code
-    driver.make_fifos()
-    driver.start()
     try:
+        driver.make_fifos()
+        driver.start()  # one that does not answer is ended too
         yield driver
     finally:
         driver.kill()
