@@ -16,7 +16,7 @@ import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import grpc
 import grpc.aio
@@ -77,6 +77,7 @@ class Relay(grpc.GenericRpcHandler):
 
     async def restore(self, lie: Lie | None = None) -> None:
         """Tell the truth from now on, or this lie, to new connections."""
+        self._lie = None  # a question under way begins no turn: it would end the next server
         if self._turn is not None:
             await self._turn
         await self._end()
@@ -98,10 +99,10 @@ class Relay(grpc.GenericRpcHandler):
 
         async def stream(data: bytes, context: Context) -> AsyncGenerator[bytes, None]:
             call = self._asked(method, context)
-            way = self._way()
-            if way in (Way.HANGS, Way.LOST):
-                await self._lie_by(way)
-            elif way is Way.NONSENSE:
+            lie = self._told()
+            if lie is not None and lie.way in (Way.HANGS, Way.LOST):
+                await self._tell(lie)
+            elif lie is not None and lie.way is Way.NONSENSE:
                 yield _NO_MESSAGE
             try:
                 async with contextlib.aclosing(self._real.stream(call, data)) as answers:
@@ -121,46 +122,46 @@ class Relay(grpc.GenericRpcHandler):
             self.without_deadline.add(method)
         lie = self._lie
         if lie is not None and lie.way.is_away and lie.number == len(self.asked):
-            self._watch_end(context, lie.way)
+            self._watch_end(context, lie)
         return Call(method, pairs(context.invocation_metadata()), left_s)
 
-    def _way(self) -> Way | None:
-        """How to lie to the question that was asked last."""
+    def _told(self) -> Lie | None:
+        """The lie to the question that was asked last."""
         lie = self._lie
-        return lie.way if lie is not None and lie.number == len(self.asked) - 1 else None
+        return lie if lie is not None and lie.number == len(self.asked) - 1 else None
 
     async def _answer(self, call: Call, data: bytes, context: Context) -> bytes:
-        way = self._way()
-        if way is Way.HANGS:
-            await self._lie_by(way)
+        lie = self._told()
+        if lie is not None and lie.way is Way.HANGS:
+            await self._tell(lie)
         try:
             answer = await self._real.answer(call, data)
         except PeerStatus as refusal:
             await context.abort(refusal.code, refusal.text, refusal.trailing)
             raise
-        if way is Way.LOST:
-            await self._lie_by(way)
+        if lie is not None and lie.way is Way.LOST:
+            await self._tell(lie)
         context.set_trailing_metadata(call.trailing)
-        return _NO_MESSAGE if way is Way.NONSENSE else answer
+        return _NO_MESSAGE if lie is not None and lie.way is Way.NONSENSE else answer
 
-    async def _lie_by(self, way: Way) -> None:
+    async def _tell(self, lie: Lie) -> None:
         """Never return: the connection ends with this server."""
-        if way is Way.HANGS:
+        if lie.way is Way.HANGS:
             self.hangs.set()
         else:
-            self._begin_turn(Way.REFUSED)
+            self._begin_turn(lie, Way.REFUSED)
         await asyncio.Event().wait()
 
-    def _watch_end(self, context: Context, way: Way) -> None:
+    def _watch_end(self, context: Context, lie: Lie) -> None:
         """Turn when the answer has gone."""
 
         def answered(ctx: Context) -> None:
-            self._begin_turn(way)
+            self._begin_turn(lie, lie.way)
 
         context.add_done_callback(answered)  # type: ignore[arg-type]  # the stubs' own class
 
-    def _begin_turn(self, way: Way) -> None:
-        if self._turn is None:
+    def _begin_turn(self, lie: Lie, way: Way) -> None:
+        if self._lie is lie and self._turn is None:
             self._turn = asyncio.create_task(self._turn_into(way))
 
     async def _turn_into(self, way: Way) -> None:
@@ -171,7 +172,8 @@ class Relay(grpc.GenericRpcHandler):
         if way is Way.FULL:
             fill(self.path, listener, self._stands_in)
         elif way is Way.GARBAGE:
-            babbling = await asyncio.start_unix_server(_babble, sock=listener)
+            loop = asyncio.get_running_loop()
+            babbling = await loop.create_unix_server(_Babbler, sock=listener)
             self._stands_in.callback(babbling.close)
 
     async def _serve(self) -> None:
@@ -196,9 +198,12 @@ class Relay(grpc.GenericRpcHandler):
         await self._real.aclose()
 
 
-async def _babble(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    writer.write(_GARBAGE)
-    writer.close()
+class _Babbler(asyncio.Protocol):
+    """No task of its own: one that the end of a test cancels would leave its connection open."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        cast("asyncio.Transport", transport).write(_GARBAGE)
+        transport.close()
 
 
 def fill(path: str, listener: socket.socket, waiting: contextlib.ExitStack) -> None:
