@@ -215,8 +215,9 @@ def thaw(intent: Intent, access: NodeAccess | None = None) -> bool:
         if not users.is_held(source):
             return True  # no filesystem has it open
         probed = signatures.probe(source.path)
-        types = mkfs.SUPPORTED if isinstance(probed, signatures.Ambiguous) else ()
-        for fs_type in (probed.type,) if isinstance(probed, signatures.Filesystem) else types:
+        # another format's bytes hide the type of the filesystem that may hold the device
+        types = (probed.type,) if isinstance(probed, signatures.Filesystem) else mkfs.SUPPORTED
+        for fs_type in types:
             # a guest, a tool or a filesystem of another type has it now
             with suppress(holders.DeviceInUse):
                 fsfreeze.thaw_unmounted(source.path, fs_type)

@@ -6,7 +6,7 @@ import fcntl
 import os
 import struct
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,7 +16,7 @@ from crust.blockdriver.engines import protocol
 from crust.blockdriver.engines.files.provisioning import NewFileSnapshotSet
 from crust.blockdriver.host import fsfreeze
 from crust.core import errors
-from crust.host.block import devices, holders
+from crust.host.block import devices, holders, signatures
 from crust.host.mounts import mountinfo
 from crust.host.process import syscalls
 from crust.wire.csi.v1 import csi_pb2
@@ -24,7 +24,7 @@ from tests.support.drivers.block_driver import MIB, Bench, Mode, caller, is_ther
 from tests.support.faults import syncs
 from tests.support.frozen import freeze, is_frozen, recovered
 from tests.support.raised import raised
-from tests.support.records import pool_layout
+from tests.support.records import pool_layout, zfs_bytes
 from tests.support.records.copies import in_use, left_frozen, made_of, unmount_lazily, up, write
 
 pytestmark = pytest.mark.root
@@ -47,6 +47,36 @@ async def test_start_thaws_a_frozen_filesystem_that_was_unmounted(
     os.close(devices.open_exclusive(device))
     assert await up(copying, source, fs_type) == target
     write(target, "after", b"x")
+
+
+def _write_partition_table(device: str) -> None:
+    """One partition, in the bytes that ext4 leaves to a boot loader."""
+    with open(device, "r+b") as file:
+        file.seek(446)
+        file.write(struct.pack("<4s4sII", b"\0\2\0\0", b"\x83\2\0\0", 2048, 8192))
+        file.seek(510)
+        file.write(b"\x55\xaa")
+        os.fsync(file.fileno())
+
+
+@pytest.mark.parametrize(
+    ("write_bytes", "kind"),
+    [(zfs_bytes.write, signatures.Ambiguous), (_write_partition_table, signatures.Other)],
+    ids=["zfs", "partition table"],
+)
+async def test_start_thaws_a_filesystem_beside_another_formats_bytes(
+    copying: Bench, write_bytes: Callable[[str], None], kind: type[signatures.Signature]
+) -> None:
+    """It was unmounted lazily, and a probe does not name its type."""
+    source, target = await in_use(copying, "source", mount("ext4"), size=64 * MIB)
+    device = copying.host_device(source).path
+    await asyncio.to_thread(write_bytes, device)
+    assert isinstance(await asyncio.to_thread(signatures.probe, device), kind)
+    entry = left_frozen(copying, source, target)
+    unmount_lazily(target)
+    await asyncio.to_thread(copying.restart)
+    assert not entry.exists()
+    os.close(devices.open_exclusive(device))
 
 
 async def test_start_drops_a_freeze_of_a_removed_volume(copying: Bench) -> None:
