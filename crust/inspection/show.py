@@ -222,7 +222,10 @@ def _problems_of(node: views.ProxyAnswer) -> Iterable[views.Problem]:
 
 
 def _reported(handler: views.HandlerRow) -> views.Problem:
-    """A runtime's report (GetProblems) is text alone, and no status: an error's name stands in front, if any."""
+    """A handler's message is text alone: its own report (GetProblems), or the proxy's error for a call that failed.
+
+    The error's name stands in front, if it has one.
+    """
     part, (name, separator, sentence) = f"handler {handler.name}", handler.message.partition("] ")
     if separator and name.startswith("["):
         return views.Problem(part, name[1:], sentence)

@@ -56,7 +56,9 @@ class Use:
 
 @dataclass(frozen=True)
 class KataBuild(abc.ABC):
-    """One of Kata's two builds. Its shims have a directory for each sandbox in `root`. All but `stats` block."""
+    """One of Kata's two builds. Its shims have a directory for each sandbox in `root`. All but `ask_shim` and `stats`
+    block.
+    """
 
     kind: ClassVar[Kind]
     root: str

@@ -2,10 +2,11 @@
 
 An error's code is that of its nearest class in the table; a leaf needs a row of its own only if the CSI specification
 names another code than its branch has. A peer's status becomes the branch of its code, with the peer's sentence and
-the peer's error name: so a chain of processes passes the first error on to the CO. crust never parses a peer's text:
-the name travels as google.rpc.ErrorInfo (`reason`, `domain`) in the status details, where every gRPC library looks
-for it. crust uses only names of its own domain. CSI's Error Scheme says that the details MUST be empty, so a CSI call
-gets them only if its caller asks for them. One exception: `csi_driver.py`, which does not ask, keeps a name in front.
+the peer's error name: so a chain of processes passes the first error on to the CO. crust never parses the text of a
+peer's status: the name travels as google.rpc.ErrorInfo (`reason`, `domain`) in the status details, where every gRPC
+library looks for it. crust uses only names of its own domain. CSI's Error Scheme says that the details MUST be empty,
+so a CSI call gets them only if its caller asks for them. One exception: `csi_driver.py`, which does not ask, keeps a
+name in front.
 
 To a kubelet a *final* status means that no trace of the volume exists: it forgets the volume and never unpublishes
 it. CANCELLED, DEADLINE_EXCEEDED, UNAVAILABLE, RESOURCE_EXHAUSTED and ABORTED are not final: the volume is

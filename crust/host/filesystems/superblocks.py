@@ -187,8 +187,8 @@ def read(path: str, fs_type: str) -> Superblock:
 def find(path: str, fs_type: str) -> Superblock | None:
     """The superblock on the device, None if it is not that of the filesystem: one read, where a probe makes many.
 
-    Only for a device with this filesystem by the caller's own record; for any other device use `signatures.probe`. If
-    it is `clean`, `fsck.check_filesystem` would find nothing to do.
+    Alone only for a device with this filesystem by the caller's own record: any other device is probed first
+    (`signatures.probe`). If it is `clean`, `fsck.check_filesystem` would find nothing to do.
     """
     try:
         return read(path, fs_type)

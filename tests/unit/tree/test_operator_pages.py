@@ -364,3 +364,8 @@ def test_page_or_chart_names_owner_of_claim_and_shim(page: Path) -> None:
 )
 def test_sentence_without_owner_of_claim_or_shim_is_found(sentence: str) -> None:
     assert OWNED.search(sentence)
+
+
+def test_bare_shim_on_a_page_about_kata_is_found() -> None:
+    assert BARE_SHIM.findall("The shim ends.") == ["shim"]
+    assert BARE_SHIM.findall("Kata's shim, Kata's Go shim and crust's shim end.") == []

@@ -284,6 +284,7 @@ async def test_endless_headers_hold_a_part_of_memory_and_nobody(short: str) -> N
         status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
         highest_bytes = int(status.partition("VmHWM:")[2].split()[0]) * 1024
     assert codes.keys() == {grpc.StatusCode.OK}
+    # 16 to 745 MiB on a quiet machine; a busy one frees later, and memory that follows the flood takes all of it
     assert highest_bytes < sent_bytes // 4 * 3
 
 
