@@ -137,9 +137,12 @@ def _addresses(image: ClusterImage, claims: Claims) -> frozenset[str]:
     if is_all or any(not holder.address for holder in claims.holders):
         return recorded
     known = {*recorded, *(holder.address for holder in claims.holders), image.client.address()}
-    with suppress(binding.load().rbd.ImageNotFound), image.opened() as opened:
-        return recorded | controller_lock.unknown_clients(
-            image.ioctx,
-            lambda: (cluster_image.watchers(opened) | cluster_image.lockers(opened)) - known,
-        )
+
+    def look() -> frozenset[str]:
+        # opened after the controller's lock was read: the lockers may be those of the open
+        with image.opened() as opened:
+            return (cluster_image.watchers(opened) | cluster_image.lockers(opened)) - known
+
+    with suppress(binding.load().rbd.ImageNotFound):
+        return recorded | controller_lock.unknown_clients(image.ioctx, look)
     return recorded

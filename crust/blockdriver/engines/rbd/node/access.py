@@ -277,5 +277,5 @@ class RbdAccess:
         try:
             return _Note.model_validate_json(data)
         except pydantic.ValidationError:
-            # even an unreadable note means that the volume is attached
+            # a note that does not parse means that the volume is attached, too; one that cannot be read is an error
             return _Note(image=volumes.NetworkImage("", "", "", volume_id, (), ""))
