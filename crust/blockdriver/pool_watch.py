@@ -39,7 +39,7 @@ class PoolWatch:
     ) -> None:
         """`end` ends the process."""
         self.driver = driver
-        self.part = f"pool of {driver.shown}"
+        self.component = f"pool of {driver.shown}"
         """The name of the pool's health: a process may have several pools."""
         self._end = end
         self._pool = driver.stores.pool
@@ -103,7 +103,7 @@ class PoolWatch:
         metrics.pool_open.labels(self.driver.shown).set(1 if problem is None or stands_by else 0)
         if problem is not None:
             metrics.forget_pool(self.driver.shown)
-        self._health.report(self.part, None if stands_by else problem, is_fatal=False)
+        self._health.report(self.component, None if stands_by else problem, is_fatal=False)
         self.driver.identity.problem = problem
         if isinstance(problem, ControllerReplaced):
             self._end(problem)

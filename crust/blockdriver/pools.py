@@ -140,7 +140,7 @@ class Pools:
             answer.backend_health.add(
                 status=csi_pb2.STORAGE_UNREACHABLE,
                 reason=problem.error_name,
-                message=csi.shortened(f"{watch.part}: {problem}"),
+                message=csi.shortened(f"{watch.component}: {problem}"),
             )
         return answer
 
@@ -161,12 +161,14 @@ class Pools:
                 for kind, number in measured.items():
                     setattr(space, f"{kind}_bytes", number)
             else:
-                problems[watch.part], space.problem = problem, problem.shown()
+                problems[watch.component], space.problem = problem, problem.shown()
             spaces.append(space)
         answer, *further = spaces
         answer.further.extend(further)
-        for part, problem in problems.items():
-            answer.conditions.add(part=part, error_name=problem.error_name, message=str(problem))
+        for name, problem in problems.items():
+            answer.conditions.add(
+                component=name, error_name=problem.error_name, message=str(problem)
+            )
         return answer
 
     async def ListPoolVolumes(

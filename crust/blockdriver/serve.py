@@ -121,7 +121,7 @@ async def _pool(driver: Driver, daemon: Daemon, wait_s: float | None) -> AsyncIt
         metrics.export(*metrics.DRIVER)
         metrics.export_operations(f"driver {driver.shown}", driver.stores.running.running)
         metrics.export_workers(f"driver {driver.shown}", lambda: driver.workers.load)
-        daemon.readiness.append(lambda: daemon.health.problems.get(watch.part))
+        daemon.readiness.append(lambda: daemon.health.problems.get(watch.component))
         yield watch
 
 

@@ -84,7 +84,7 @@ class DriverSettings(program.ProgramSettings):
     """The socket that the shim, or a CO, calls."""
 
     mode: Literal["all", "controller", "node"] = "all"
-    """Which part of the driver runs: both, or one of them; the other RPCs are UNIMPLEMENTED then."""
+    """Which of CSI's services run: both, or one of them; the RPCs of the other are UNIMPLEMENTED then."""
 
     engine: Literal["files", "rbd"] = "files"
     """Where volumes are stored. files: sparse files in `state_dir`, attached by loop devices. rbd: images in the Ceph
@@ -231,6 +231,6 @@ class DriverSettings(program.ProgramSettings):
             return self
         if alien := [name for name in _NODE_SETTINGS if name in self.model_fields_set]:
             raise ValueError(
-                f"mode is controller, and {', '.join(alien)} is of the node part: leave it out"
+                f"mode is controller, and {', '.join(alien)} is of the node service: leave it out"
             )
         return self

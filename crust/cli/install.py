@@ -55,7 +55,7 @@ next, once: edit /etc/crust/node.toml; mount the pool's disk at /var/lib/crust/b
     crust driver init-pool --config /etc/crust/node.toml
     systemctl enable --now crust-node
 then: crust status
-with a process for each part: systemctl enable --now crust-driver crust-shim crust-proxy
+with a process for each program: systemctl enable --now crust-driver crust-shim crust-proxy
 beside Kata Containers: edit /etc/crust/kata.toml; systemctl enable --now crust-kata"""
 RESTART = """
 next: restart the units that run, crust-kata first"""

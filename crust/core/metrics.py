@@ -99,20 +99,20 @@ reservations = Gauge(
     "crust_device_reservations", "Deferred volumes whose device is reserved.", registry=None
 )
 operations = Sampled(
-    "crust_operations_running", "Operations on volumes that have not ended.", ("part",)
+    "crust_operations_running", "Operations on volumes that have not ended.", ("component",)
 )
 worker_threads = Sampled(
     "crust_worker_threads",
     "Threads for calls that block: the limit, and the busy ones.",
-    ("part", "kind"),
+    ("component", "kind"),
 )
 worker_calls_waiting = Sampled(
-    "crust_worker_calls_waiting", "Calls that wait for a thread.", ("part",)
+    "crust_worker_calls_waiting", "Calls that wait for a thread.", ("component",)
 )
 worker_refusals = Sampled(
     "crust_worker_refusals_total",
     "Operations and probes that were refused because no thread was free in time.",
-    ("part",),
+    ("component",),
     is_total=True,
 )
 log_queue = Sampled(
@@ -202,8 +202,8 @@ def forget_pool(driver: str) -> None:
     volumes_abnormal.show(driver, tuple)
 
 
-def export_operations(part: str, running: Callable[[], int]) -> None:
-    operations.show(part, lambda: [((part,), running())])
+def export_operations(component: str, running: Callable[[], int]) -> None:
+    operations.show(component, lambda: [((component,), running())])
 
 
 def export_problems(names: Callable[[], Iterable[str]]) -> None:
@@ -212,9 +212,9 @@ def export_problems(names: Callable[[], Iterable[str]]) -> None:
     problems.show("", lambda: [((name,), n) for name, n in (zeros | Counted(names())).items()])
 
 
-def export_workers(part: str, load: Callable[[], Mapping[str, int]]) -> None:
+def export_workers(component: str, load: Callable[[], Mapping[str, int]]) -> None:
     """Show how busy the threads of a part are, by `limit`, `busy`, `waiting` and `refused`."""
     kinds = ("limit", "busy")
-    worker_threads.show(part, lambda: [((part, kind), load()[kind]) for kind in kinds])
-    worker_calls_waiting.show(part, lambda: [((part,), load()["waiting"])])
-    worker_refusals.show(part, lambda: [((part,), load()["refused"])])
+    worker_threads.show(component, lambda: [((component, kind), load()[kind]) for kind in kinds])
+    worker_calls_waiting.show(component, lambda: [((component,), load()["waiting"])])
+    worker_refusals.show(component, lambda: [((component,), load()["refused"])])

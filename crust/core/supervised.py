@@ -1,9 +1,9 @@
 """The health of a process, and its background work: the end of each loop is noticed.
 
-A part of the process reports a problem under its own name, and reports again when the problem has ended. A change is
+A component reports a problem under its own name, and reports again when the problem has ended. A change is
 logged, a repeated report is not. Problems are listed by `crust status`, and returned to a Probe.
 
-If a task that no other task awaits ends with an exception, a part of the process is missing while the process looks
+If a task that no other task awaits ends with an exception, a component is missing while the process looks
 healthy. So only `supervised` starts background tasks. Each failure, by any error, is logged, counted and shown as a
 problem of the process, and the work begins again after a pause. Where serving without the work would be worse than a
 restart, the process ends after `ATTEMPTS` failures in a row. Work that returns has ended.
@@ -33,33 +33,33 @@ _log = logging.getLogger(__name__)
 
 @dataclass(eq=False, slots=True)
 class Health:
-    """The problems of this process, by part."""
+    """The problems of this process, by component."""
 
     problems: dict[str, errors.CrustError] = field(default_factory=dict)
     """The current problems; empty if the process is healthy. `report` changes them."""
     _fatal: set[str] = field(default_factory=set)
 
     def report(
-        self, part: str, problem: errors.CrustError | None, *, is_fatal: bool = True
+        self, component: str, problem: errors.CrustError | None, *, is_fatal: bool = True
     ) -> None:
-        """Set the problem of `part`; None: it is healthy. A problem that is not fatal fails no probe."""
-        previous = self.problems.pop(part, None)
-        self._fatal.discard(part)
+        """Set the problem of `component`; None: it is healthy. A problem that is not fatal fails no probe."""
+        previous = self.problems.pop(component, None)
+        self._fatal.discard(component)
         if problem is None:
             if previous is not None:
-                _log.info("healthy again", extra={"part": part})
+                _log.info("healthy again", extra={"component": component})
             return
-        self.problems[part] = problem
+        self.problems[component] = problem
         if is_fatal:
-            self._fatal.add(part)
+            self._fatal.add(component)
         if previous is None or str(previous) != str(problem):
-            fields = {"part": part, "error": str(problem), "error_name": problem.error_name}
-            _log.error("unhealthy", extra=fields)
+            named = {"component": component, "error_name": problem.error_name}
+            _log.error("unhealthy", extra={**named, "error": str(problem)})
 
     def check_healthy(self) -> None:
         """Raise the first fatal problem, if there is one."""
-        for part, problem in self.problems.items():
-            if part in self._fatal:
+        for component, problem in self.problems.items():
+            if component in self._fatal:
                 raise problem
 
 

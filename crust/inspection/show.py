@@ -79,7 +79,7 @@ def of_node(node: views.ProxyAnswer, warnings: tuple[views.Problem, ...] = ()) -
             parts.append(_section(title, output.table(columns, rows, wide=wide)))
         return Text("\n\n").join(parts)
 
-    return Shown(document, tuple(problem.part for problem in problems), table, healthy=not problems)
+    return Shown(document, tuple(each.component for each in problems), table, healthy=not problems)
 
 
 def drivers(name: str = "", state: str = "") -> Question:
@@ -200,9 +200,9 @@ async def answer(run_dir: str, question: Question) -> Shown:
 def _problems_of(node: views.ProxyAnswer) -> Iterable[views.Problem]:
     yield from views.pool_problems(node.drivers, "full")
     # of the drivers' processes; in one process with the proxy they are the proxy's too
-    own = {problem.part for problem in node.problems}
+    own = {problem.component for problem in node.problems}
     pools = [driver.pool for driver in node.drivers if driver.pool is not None]
-    yield from (each for pool in pools for each in pool.conditions if each.part not in own)
+    yield from (each for pool in pools for each in pool.conditions if each.component not in own)
     for driver in node.drivers:
         if driver.state != "ready":
             sentence = driver.message.removeprefix(f"[{driver.error_name}] ")
@@ -226,10 +226,10 @@ def _reported(handler: views.HandlerRow) -> views.Problem:
 
     The error's name stands in front, if it has one.
     """
-    part, (name, separator, sentence) = f"handler {handler.name}", handler.message.partition("] ")
+    where, (name, separator, sentence) = f"handler {handler.name}", handler.message.partition("] ")
     if separator and name.startswith("["):
-        return views.Problem(part, name[1:], sentence)
-    return views.Problem(part, "", handler.message)
+        return views.Problem(where, name[1:], sentence)
+    return views.Problem(where, "", handler.message)
 
 
 def described(row: views.VolumeRow, run_dir: str) -> Text:

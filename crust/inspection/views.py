@@ -181,9 +181,9 @@ class VolumeRow:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A part that is not ready. `message`: the problem, its reason and its remedy."""
+    """A component that is not ready. `message`: the problem, its reason and its remedy."""
 
-    part: str
+    component: str
     error_name: str
     message: str
 
@@ -255,7 +255,7 @@ VOLUMES = (
     Column("message"),
 )
 
-PROBLEMS = (Column("part"), Column("error", "error_name"), Column("message"))
+PROBLEMS = (Column("component"), Column("error", "error_name"), Column("message"))
 
 WARNINGS = (PROBLEMS[0], PROBLEMS[2])
 

@@ -238,7 +238,7 @@ class Placeholders:
             try:
                 self._entries.place(name_of(record.target.text), record)
             except errors.CrustError as error:
-                _log.error("no placeholder for a volume", extra={"error": error})
+                _log.error("Kata's entry was not made", extra={"error": error})
                 problem = error
             self._report(f"volume {record.target}", problem)
         if self._known is None or self._known - look.names:

@@ -139,7 +139,7 @@ class Grants:
                 raise errors.NotReady.named(
                     "VolumeNotClaimed",
                     f"the volume at {record.target} is not claimed for sandbox {sandbox.id}",
-                    why="its keeper does not hold the claim: the container was created while crust kata was away, or "
+                    why="crust keeper does not hold it: the container was created while crust kata was away, or "
                     "the claim has ended",
                 )
             yield adopted

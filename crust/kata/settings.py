@@ -42,7 +42,7 @@ class KataSettings(ProgramSettings):
     """The runtimes that get deferred volumes. Each is a runtime handler of the proxy."""
 
     run_dir: Annotated[str, Field(pattern=r"^/", max_length=32)] = "/run/crust/kata"
-    """The daemon's own sockets, and the sockets of the keepers."""
+    """The daemon's own sockets, and those of the processes `crust keeper`."""
 
     volumes_root: AbsolutePath = "/run/crust/volumes"
     """The handoff directory."""

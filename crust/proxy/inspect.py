@@ -109,9 +109,9 @@ class Inspect:
             version=crust.__version__,
             conditions=[
                 inspect_pb2.GetHealthResponse.Condition(
-                    part=part, error_name=problem.error_name, message=str(problem)
+                    component=component, error_name=problem.error_name, message=str(problem)
                 )
-                for part, problem in self.entries.health.problems.items()
+                for component, problem in self.entries.health.problems.items()
             ],
         )
 

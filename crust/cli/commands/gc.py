@@ -27,12 +27,12 @@ from crust.inspection.options import FORMAT, RUN_DIR
 def command(
     run_dir: str, form: Format, *, dry_run: bool, kubelet_root: str, grace_s: float
 ) -> None:
-    """Settle publishes that a kubelet forgot: their pod is gone, and a proof shows that no process uses them.
+    """Undo publishes that a kubelet forgot: their pod is gone, and a proof shows that no process uses them.
 
     Without complete proof no publish is touched, and the output names the failed check. Run it as root in the host's
     namespaces.
 
-    Exit codes: 0 all publishes are settled (with --dry-run: proven), 1 a publish remains,
+    Exit codes: 0 all such publishes are undone (with --dry-run: proven), 1 a publish remains,
     2 the command cannot be understood, 3 the proxy does not answer.
     """
     import asyncio

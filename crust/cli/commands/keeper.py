@@ -33,7 +33,7 @@ def _held(value: str) -> Held:
     "--socket",
     type=click.Path(path_type=Path),
     required=True,
-    help="The keeper's socket, in a directory that only you can write to.",
+    help="The socket of the two processes, in a directory that only you can write to.",
 )
 @click.option("--pid", type=click.IntRange(min=1), help="The hypervisor's process.")
 @click.option("--pidfd", type=click.IntRange(min=0), help="The same, by an inherited pidfd.")

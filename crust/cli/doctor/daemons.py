@@ -93,7 +93,7 @@ def proxy(node: Node) -> Iterator[Finding]:
             yield warning(exception.message, "", f"crust explain {exception.error_name}")
         for problem in node.answer.problems:
             yield error(
-                f"{problem.part}: {problem.message}", "", f"crust explain {problem.error_name}"
+                f"{problem.component}: {problem.message}", "", f"crust explain {problem.error_name}"
             )
         if not node.answer.problems:
             yield ok("the proxy is healthy")
@@ -108,12 +108,12 @@ def drivers(node: Node) -> Iterator[Finding]:
         if driver.state == "ready":
             yield ok(f"driver {driver.name} answers")
             for full in views.pool_problems((driver,), "full"):
-                yield error(full.part, full.message, "crust pool")
+                yield error(full.component, full.message, "crust pool")
             for condition in driver.pool.conditions if driver.pool is not None else ():
                 todo = f"crust explain {condition.error_name}"
-                yield error(f"{condition.part}: {condition.message}", "", todo)
+                yield error(f"{condition.component}: {condition.message}", "", todo)
             for low in views.pool_problems((driver,), "low"):
-                yield warning(low.part, low.message, "crust pool")
+                yield warning(low.component, low.message, "crust pool")
         else:
             todo = f"crust explain {driver.error_name}"
             yield error(f"driver {driver.name} is not ready", driver.message, todo)

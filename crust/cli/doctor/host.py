@@ -64,7 +64,7 @@ def rbd(node: Node) -> Iterator[Finding]:
     """The kernel's client of RBD, by which the host itself uses images of a Ceph pool."""
     drivers = node.driver_settings()
     if not any(driver.engine == "rbd" and driver.mode != "controller" for driver in drivers):
-        yield ok("no driver with the engine rbd has its node part here")
+        yield ok("no driver with the engine rbd serves as node here")
     elif node.has("/sys/bus/rbd") or _has_module(node.on_host(), "rbd"):
         yield ok("the kernel has rbd: raw block volumes and mounts on the host work")
     else:

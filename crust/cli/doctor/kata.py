@@ -70,7 +70,7 @@ def engine(node: Node) -> Iterator[Finding]:
     if version is None:
         yield warning(
             "there is no containerd on the PATH, and its version decides which calls a plugin gets",
-            "CRI-O asks before it creates a container, but not before it starts it: then guard and placeholder hold",
+            "CRI-O asks before it creates a container, but not a start: then guard mount and Kata's entry hold",
             "nothing, if CRI-O runs; else install containerd 2.2 or later",
         )
         return
@@ -92,7 +92,7 @@ def engine(node: Node) -> Iterator[Finding]:
     if version < _VALIDATES:
         yield warning(
             f"containerd {shown} skips a plugin that hangs or dies during a call",
-            "the container is created then, and Kata refuses it at the placeholder",
+            "the container is created then, and Kata refuses it: its entry names no device",
             "install containerd 2.2 or later",
         )
         return
@@ -103,7 +103,7 @@ def engine(node: Node) -> Iterator[Finding]:
     else:
         yield warning(
             "containers start while crust kata is away",
-            "Kata refuses a container with a placeholder; a pod with another runtime starts on the guard mount",
+            "Kata refuses a container, whose entry names no device; another runtime starts it on the guard",
             _lines(".default_validator", f'enable = true, required_plugins = ["{_PLUGIN}"]')
             + '; static pods need the annotation crust.dev/tolerate-missing-plugin/pod: "true"',
         )

@@ -208,7 +208,7 @@ class LocalPort(Port):
                 errors.PeerUnavailable.named(
                     "NotServedYet",
                     f"{method.rpartition('/')[2]} cannot be answered",
-                    why="the part of this process that answers it does not run",
+                    why="the component of this process that answers it does not run",
                 )
             )
         return service

@@ -40,7 +40,7 @@ class VmKilled(errors.NotReady):
     def __init__(self, sandbox_id: str, reason: errors.CrustError) -> None:
         super().__init__(
             f"the VM of sandbox {sandbox_id} was killed",
-            why=f"its keeper had ended, and another sandbox got a volume of it: {reason}",
+            why=f"its crust keeper had ended, and another sandbox got a volume of it: {reason}",
         )
         self.sandbox_id = sandbox_id
         self.reason = reason

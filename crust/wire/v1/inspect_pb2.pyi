@@ -377,11 +377,11 @@ class GetHealthResponse(_message.Message):
     class Condition(_message.Message):
         DESCRIPTOR: _descriptor.Descriptor
 
-        PART_FIELD_NUMBER: _builtins.int
+        COMPONENT_FIELD_NUMBER: _builtins.int
         ERROR_NAME_FIELD_NUMBER: _builtins.int
         MESSAGE_FIELD_NUMBER: _builtins.int
-        part: _builtins.str
-        """The part that is unhealthy, e.g. "socket /run/crust/runtime.sock"."""
+        component: _builtins.str
+        """The component that is unhealthy, e.g. "socket /run/crust/runtime.sock"."""
         error_name: _builtins.str
         """The error's name, as in docs/errors.md."""
         message: _builtins.str
@@ -389,13 +389,13 @@ class GetHealthResponse(_message.Message):
         def __init__(
             self,
             *,
-            part: _builtins.str = ...,
+            component: _builtins.str = ...,
             error_name: _builtins.str = ...,
             message: _builtins.str = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["error_name", b"error_name", "message", b"message", "part", b"part"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["component", b"component", "error_name", b"error_name", "message", b"message"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -50,7 +50,7 @@ class PoolServicer:
     """Missing associated documentation comment in .proto file."""
 
     def GetPool(self, request, context):
-        """UNIMPLEMENTED: the driver has no pool of crust, or this process has no controller part.
+        """UNIMPLEMENTED: the driver has no pool of crust, or this process does not serve as controller.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

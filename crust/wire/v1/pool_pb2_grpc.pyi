@@ -32,7 +32,7 @@ class PoolStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> PoolAsyncStub: ...
     GetPool: _grpc.UnaryUnaryMultiCallable[_pool_pb2.GetPoolRequest, _pool_pb2.GetPoolResponse]
-    """UNIMPLEMENTED: the driver has no pool of crust, or this process has no controller part."""
+    """UNIMPLEMENTED: the driver has no pool of crust, or this process does not serve as controller."""
     ListPoolVolumes: _grpc.UnaryStreamMultiCallable[_pool_pb2.ListPoolVolumesRequest, _pool_pb2.PoolVolume]
     """Every volume that has a record, by pool and id. Pools that are not served are left out: GetPool names them."""
 
@@ -40,7 +40,7 @@ class PoolStub:
 class PoolAsyncStub(PoolStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetPool: _aio.UnaryUnaryMultiCallable[_pool_pb2.GetPoolRequest, _pool_pb2.GetPoolResponse]  # type: ignore[assignment]
-    """UNIMPLEMENTED: the driver has no pool of crust, or this process has no controller part."""
+    """UNIMPLEMENTED: the driver has no pool of crust, or this process does not serve as controller."""
     ListPoolVolumes: _aio.UnaryStreamMultiCallable[_pool_pb2.ListPoolVolumesRequest, _pool_pb2.PoolVolume]  # type: ignore[assignment]
     """Every volume that has a record, by pool and id. Pools that are not served are left out: GetPool names them."""
 
@@ -51,7 +51,7 @@ class PoolServicer(metaclass=_abc_1.ABCMeta):
         request: _pool_pb2.GetPoolRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_pool_pb2.GetPoolResponse, _abc.Awaitable[_pool_pb2.GetPoolResponse]]:
-        """UNIMPLEMENTED: the driver has no pool of crust, or this process has no controller part."""
+        """UNIMPLEMENTED: the driver has no pool of crust, or this process does not serve as controller."""
 
     @_abc_1.abstractmethod
     def ListPoolVolumes(

@@ -285,7 +285,7 @@ async def test_pool_that_hangs_is_named_and_closes_no_other(
     try:
         pools = await served.pools()
         assert "PoolNotResponding" in pools["fast"].problem
-        named = {condition.part: condition.error_name for condition in pools["default"].conditions}
+        named = {each.component: each.error_name for each in pools["default"].conditions}
         assert named[f"pool of {OWN_DRIVER}/fast"] == "PoolNotResponding"
     finally:
         answers.set()

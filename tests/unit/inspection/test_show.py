@@ -88,7 +88,10 @@ async def test_status_names_what_a_handler_says_is_wrong(places: Places) -> None
             assert shown.exit_code == 1
             assert "container app of pod shop/db" in shown.output
         (problem,) = json.loads((await crust(node, "status", "-o", "json")).output)["problems"]
-        assert (problem["part"], problem["error_name"]) == ("handler kata", "RunsWithoutVolume")
+        assert (problem["component"], problem["error_name"]) == (
+            "handler kata",
+            "RunsWithoutVolume",
+        )
 
 
 async def test_volume_is_found_by_pod_persistent_volume_target_and_id(node: FakeNode) -> None:
@@ -141,7 +144,7 @@ async def test_status_warns_of_other_versions_and_node_stays_ready(
     result = await crust(node, "status", "-o", "json")
     status = json.loads(result.output)
     assert (result.exit_code, status["ready"]) == (0, True)
-    assert [warning["part"] for warning in status["warnings"]] == [
+    assert [warning["component"] for warning in status["warnings"]] == [
         "the proxy",
         f"the shim of driver {DRIVER}",
     ]
@@ -176,7 +179,7 @@ def test_further_pool_is_shown_by_name_and_its_state_counts() -> None:
         (f"{driver.name}/old", "full"),
     ]
     (problem,) = views.pool_problems((driver,), "full")
-    assert problem.part == f"pool of driver {driver.name}/old"
+    assert problem.component == f"pool of driver {driver.name}/old"
     assert not pool_volumes.shown((driver,), []).healthy
 
 

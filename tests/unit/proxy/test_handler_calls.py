@@ -51,7 +51,7 @@ async def test_silent_handler_is_a_problem_until_it_answers(
 
 async def _problems(node: FakeNode) -> list[tuple[str, str]]:
     answer = await node.inspect.GetHealth(inspect_pb2.GetHealthRequest())
-    return [(condition.part, condition.error_name) for condition in answer.conditions]
+    return [(condition.component, condition.error_name) for condition in answer.conditions]
 
 
 async def test_answer_of_a_megabyte_is_refused_unread(places: Places) -> None:

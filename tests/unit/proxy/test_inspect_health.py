@@ -39,7 +39,7 @@ async def test_removed_socket_is_shown_and_fails_the_probe(
         assert (await show.answer(places.run, show.status)).names == ("handlers",)
         os.unlink(places.sockets.runtime)
         condition = await _condition(node)
-        assert condition.part == f"socket {places.sockets.runtime}"
+        assert condition.component == f"socket {places.sockets.runtime}"
         assert condition.error_name == "SocketLost"
         shown = await show.answer(places.run, show.status)
         assert f"socket {places.sockets.runtime}" in shown.names
@@ -118,7 +118,7 @@ async def test_look_that_hangs_is_shown_until_it_ends(
             patched.setattr(entry.DirectoryReader, "look", hang)
             try:
                 condition = await _condition(node)
-                assert condition.part == "looks at the handoff directory"
+                assert condition.component == "looks at the handoff directory"
                 assert condition.error_name == "LookHangs"
                 await node.co.is_ready()
             finally:

@@ -55,7 +55,7 @@ async def _events(node: FakeNode) -> AsyncIterator[Callable[[str], Awaitable[str
 
 async def _problems(node: FakeNode) -> list[str]:
     answer = await node.inspect.GetHealth(inspect_pb2.GetHealthRequest(), timeout=10)
-    return [condition.part for condition in answer.conditions]
+    return [condition.component for condition in answer.conditions]
 
 
 async def test_guard_that_cannot_be_restored_is_reported(kata: FakeNode, published: str) -> None:
