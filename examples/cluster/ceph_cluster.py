@@ -27,7 +27,7 @@ Store = Literal["memstore", "bluestore"]
 Monitors = Literal[1, 3]
 POOL = "rbd"
 _PORTS = 100
-_START_S = 60
+_START_S = 300
 """Only a start that hangs reaches it."""
 
 _CONF = """\
