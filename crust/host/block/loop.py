@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from crust.core import errors, volumes
-from crust.host.block import loopctl, users
+from crust.host.block import devices, loopctl, users
 from crust.host.files import locks, sparse
 from crust.host.files.durable import AnyPath
 from crust.host.process import syscalls
@@ -133,14 +133,12 @@ def detach(device: LoopDevice) -> None:
         return
     with syscalls.translating(f"cannot detach {device.path}"):
         try:
-            # O_EXCL: refused while the device is mounted or held with O_EXCL, before anything has changed.
-            fd = os.open(device.path, os.O_RDONLY | os.O_EXCL | os.O_CLOEXEC)
-        except OSError as err:
-            if err.errno == errno.EBUSY:
-                raise users.in_use(device.path) from err
-            if err.errno in (errno.ENOENT, errno.ENXIO):
-                return
-            raise
+            # Refused while the device is mounted or held with O_EXCL, before anything has changed.
+            fd = devices.open_exclusive(device.path)
+        except errors.CrustError:
+            if is_attached(device):
+                raise
+            return
         # While this descriptor is open the kernel gives the number to no other file, so the comparison holds.
         keeps_blocks = False
         with syscalls.closing(fd):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from crust.core import errors
-from crust.host.block import devices, holders, loop, loopctl
+from crust.host.block import devices, holders, loop, loopctl, users
 from crust.host.files import sparse
 from crust.host.mounts import mount_api
 from tests.integration.host.conftest import MIB, Attach, MakeFile, run
@@ -196,6 +196,22 @@ def test_detach_waits_for_a_brief_holder(attach: Attach) -> None:
     ready.wait()
     loop.detach(device)
     process.join()
+    assert loop.find(device.backing) == ()
+
+
+def test_detach_waits_for_a_brief_hold_whose_user_is_unseen(
+    attach: Attach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel ends the mount namespace of a killed program after its process: nothing shows who has the device."""
+    device = attach()
+    held = os.open(device.path, os.O_RDONLY | os.O_EXCL)
+
+    def look(path: str) -> holders.DeviceInUse:
+        os.close(held)
+        return holders.DeviceInUse(path)
+
+    monkeypatch.setattr(users, "in_use", look)
+    loop.detach(device)
     assert loop.find(device.backing) == ()
 
 
