@@ -23,14 +23,17 @@ volumeMounts:
   valueFrom: {fieldRef: {fieldPath: metadata.namespace}}
 {{- end }}
 
-{{/* A process that fails /healthz does not stop in order: it is killed soon, and not after the grace of the pod. */}}
+{{/*
+A process that hangs ends within a minute, as under WatchdogSec=60: the failures in a row, the last one's timeout, and a
+grace that is not the pod's, because such a process does not stop in order. /healthz itself waits 5 s for the loop.
+*/}}
 {{- define "crust.probes" -}}
 livenessProbe:
   httpGet: {path: /healthz, port: metrics}
-  periodSeconds: 20
-  timeoutSeconds: 10
-  failureThreshold: 6
-  terminationGracePeriodSeconds: 30
+  periodSeconds: 10
+  timeoutSeconds: 6
+  failureThreshold: 4
+  terminationGracePeriodSeconds: 10
 readinessProbe:
   httpGet: {path: /readyz, port: metrics}
   timeoutSeconds: 5
