@@ -2,6 +2,7 @@
 
 import itertools
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
@@ -136,14 +137,20 @@ def test_paths_of_the_settings_are_mounted_from_the_host(form: str) -> None:
     assert container["securityContext"]["privileged"]  # the API server refuses it without
 
 
-def test_disk_of_pool_is_mounted_and_unmounted_under_pod() -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_disk_of_each_pool_is_mounted_and_unmounted_under_pod(form: str) -> None:
     """And no container keeps crust, with its other drivers, from starting while that disk is absent."""
-    pod = node_pod("local")
+    pod, local = node_pod(form), [d for d in node_settings(form).driver if d.engine == "files"]
     (container,) = (item for item in pod["containers"] if item["name"] == "crust")
-    (pool,) = (mount for mount in container["volumeMounts"] if mount["name"] == "pool")
-    assert pool["mountPropagation"] == "HostToContainer"
+    mounts = [mount for mount in container["volumeMounts"] if mount["name"].startswith("pool")]
+    assert {mount["mountPath"] for mount in mounts} == {
+        str(Path(place.state_dir).parent)
+        for each in local
+        for place in (each, *each.pools.values())
+    }
+    assert all(mount.get("mountPropagation") == "HostToContainer" for mount in mounts)
     assert "initContainers" not in pod
-    assert all(driver.create_pool for driver in node_settings("local").driver)
+    assert all(driver.create_pool for driver in local)
 
 
 @pytest.mark.parametrize("form", FORMS)
