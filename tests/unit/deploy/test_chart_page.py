@@ -1,6 +1,7 @@
 """docs/kubernetes.md and the chart: the five steps, the sidecars and the values are those that the chart has."""
 
 import re
+import subprocess
 import textwrap
 from typing import Any
 
@@ -77,6 +78,31 @@ def test_values_of_the_pages_exist() -> None:
     table = PAGE.partition("\n| values | what | needs |")[2].partition("\n\n")[0]
     assert {"`ceph`", "`wrapped`", "`monitoring`", "`networkPolicy`"} <= first
     assert [key for key in ("`ceph`", "`wrapped`", "`monitoring`") if key not in table] == []
+
+
+def test_line_for_plain_manifests_puts_the_tag_into_each() -> None:
+    """Theirs is that of the release, which a build of another commit does not make."""
+    (script, path) = re.findall(
+        r"^    sed '(.*)' (\S+) \| kubectl apply --filename -$", PAGE, re.M
+    )[0]
+    assert chart.CHECKOUT / path in chart.plain_manifests()
+    for manifest in chart.plain_manifests():
+        done = subprocess.run(["sed", script, manifest], capture_output=True, text=True, check=True)
+        ours = [
+            container["image"]
+            for workload in of_kind(
+                list(yaml.safe_load_all(done.stdout)), "DaemonSet", "Deployment"
+            )
+            for container in workload["spec"]["template"]["spec"]["containers"]
+            if "sig-storage" not in container["image"]
+        ]
+        assert set(ours) == {"crust-csi:<version>"}, manifest
+
+
+def test_no_page_names_an_image_of_one_version() -> None:
+    pages = sorted((chart.CHECKOUT / "docs").rglob("*.md"))
+    named = {tag for page in pages for tag in re.findall(r"crust-csi:([\w.<]+)", page.read_text())}
+    assert named <= {"<version", "."}  # the second is sed's
 
 
 def test_flag_of_snapshot_controller_is_named_where_it_is_needed() -> None:
