@@ -94,8 +94,9 @@ $(HELM): tests/support/third_party/helm.txt
 
 .PHONY: wheel
 wheel: $(VENV)/.done ## build the wheels of crust and of its conformance suites into build/, with the packages that they need
-	@rm -rf build/*.whl build/*-any.cdx.json build/lib conformance/build # setuptools would pack modules that are gone
+	@rm -rf build/*.whl build/*-any.cdx.json build/lib conformance/build # setuptools would pack modules that are gone, and it packs modes
 	@mkdir -p build && cp deploy/requirements.txt build
+	umask 022 && git ls-files -z | xargs -0 chmod u=rwX,go=rX && \
 	export SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) && \
 	$(PIP) wheel --no-deps --wheel-dir build . ./conformance && \
 	$(PY) deploy/image/sbom.py build/crust_csi-*.whl

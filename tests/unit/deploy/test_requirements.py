@@ -8,13 +8,18 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 
 from tests.support.environments import CHECKOUT
 
 LISTED = (CHECKOUT / "deploy/requirements.txt").read_text(encoding="utf-8")
 PINS = {name.lower(): version for name, version in re.findall(r"^(\S+)==(\S+) \\$", LISTED, re.M)}
-PROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+PROJECTS = {
+    name: tomllib.loads((CHECKOUT / name).read_text(encoding="utf-8"))
+    for name in ("pyproject.toml", "conformance/pyproject.toml")
+}
+PROJECT = PROJECTS["pyproject.toml"]["project"]
 EXTRAS = ("kubernetes", "otel")
 
 
@@ -37,6 +42,26 @@ def test_each_package_has_hashes_and_nothing_names_an_index() -> None:
     blocks = re.split(r"^(?=\S)", LISTED, flags=re.M)
     assert len([block for block in blocks if "--hash=sha256:" in block]) == len(PINS)
     assert not re.search(r"^--|https?:", LISTED, re.M)
+
+
+@pytest.mark.parametrize("name", PROJECTS)
+def test_build_requirements_are_exact_and_those_of_the_tests(name: str) -> None:
+    """With all that they need: another version writes other bytes into a wheel."""
+    listed = list(map(Requirement, PROJECTS[name]["build-system"]["requires"]))
+    assert {str(each) for each in listed} <= set(
+        PROJECTS["pyproject.toml"]["dependency-groups"]["dev"]
+    )
+    here = {each.name: f"=={importlib.metadata.version(each.name)}" for each in listed}
+    assert {each.name: str(each.specifier) for each in listed} == here
+    needed = {
+        Requirement(text)
+        for each in listed
+        for text in importlib.metadata.requires(each.name) or []
+    }
+    left = {
+        each.name for each in needed if each.marker is None or each.marker.evaluate({"extra": ""})
+    }
+    assert left <= set(here)
 
 
 def test_bill_of_materials_has_each_package_with_its_hashes(tmp_path: Path) -> None:
