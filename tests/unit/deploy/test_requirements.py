@@ -1,4 +1,4 @@
-"""The exact versions of a node's Python packages: they fit the project's bounds, and each has its hashes."""
+"""What the two projects say of themselves, and the exact versions of a node's Python packages, with their hashes."""
 
 import importlib.metadata
 import json
@@ -62,6 +62,19 @@ def test_build_requirements_are_exact_and_those_of_the_tests(name: str) -> None:
         each.name for each in needed if each.marker is None or each.marker.evaluate({"extra": ""})
     }
     assert left <= set(here)
+
+
+@pytest.mark.parametrize("name", PROJECTS)
+def test_project_is_not_for_an_index_and_names_its_proposals(name: str) -> None:
+    """Nobody owns the names on an index. No address of the project is known, and an invented one is another's."""
+    project = PROJECTS[name]["project"]
+    assert "Private :: Do Not Upload" in project["classifiers"]
+    assert [each for each in PROJECT["classifiers"] if "Python ::" in each] == [
+        each for each in project["classifiers"] if "Python ::" in each
+    ]
+    readme = (CHECKOUT / "README.md").read_text(encoding="utf-8")
+    assert project["urls"] == PROJECT["urls"]
+    assert [url for url in project["urls"].values() if f"({url})" not in readme] == []
 
 
 def test_bill_of_materials_has_each_package_with_its_hashes(tmp_path: Path) -> None:
