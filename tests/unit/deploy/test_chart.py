@@ -5,26 +5,20 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
 
 from crust.cli.programs import daemons, monitoring
 from crust.node.settings import NodeSettings
-from tests.support import chart
+from tests.support import chart, custom_resources
 from tests.support.chart import Object, objects, of_kind, one
 from tests.support.chart_forms import FORMS
 
 VERSIONS = ("1.30", "1.34", "1.37")
 NEWER = {("VolumeAttributesClass", "1.30")}
 """What an older Kubernetes has not, as docs/kubernetes.md says."""
-WITHOUT_SCHEMA = {
-    "VolumeSnapshotClass",
-    "VolumeGroupSnapshotClass",
-    "PodMonitor",
-    "PrometheusRule",
-}
-"""Custom resources: their schemas are not Kubernetes' own."""
 
 
 def workloads(form: str) -> list[Object]:
@@ -73,7 +67,9 @@ def longest_hang_s(probe: Any) -> int:
 @pytest.mark.parametrize("form", FORMS)
 def test_rendered_object_is_accepted_by_the_published_schema(form: str, version: str) -> None:
     for item in objects(FORMS[form]):
-        if item["kind"] not in WITHOUT_SCHEMA and (item["kind"], version) not in NEWER:
+        if item["kind"] in custom_resources.KINDS:
+            custom_resources.validate(item)
+        elif (item["kind"], version) not in NEWER:
             kubernetes_validate.validate(item, version, strict=True)
 
 
@@ -82,6 +78,18 @@ def test_object_with_a_misspelt_key_is_not_accepted() -> None:
     daemon_set["spec"]["template"]["spec"]["hostPid"] = True
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(daemon_set, VERSIONS[-1], strict=True)
+
+
+@pytest.mark.parametrize("kind", custom_resources.KINDS)
+def test_custom_resource_with_a_misspelt_key_is_not_accepted(kind: str) -> None:
+    items = of_kind([each for form in FORMS for each in objects(FORMS[form])], kind)
+    custom_resources.validate(items[0])
+    misspelt = [{**items[0], "speck": {}}]
+    if "spec" in items[0]:
+        misspelt.append({**items[0], "spec": {**items[0]["spec"], "selectors": {}}})
+    for item in misspelt:
+        with pytest.raises(jsonschema.ValidationError, match=r"speck|selectors"):
+            custom_resources.validate(item)
 
 
 def test_chart_passes_lint() -> None:
