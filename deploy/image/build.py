@@ -95,10 +95,15 @@ def tag_of(built: str) -> str:
     return built.replace("+", "-")
 
 
+def of_commit(field: str) -> str:
+    """A field of this checkout's commit, by its letters in git-log(1); empty without git."""
+    command = ("git", "-C", str(CHECKOUT), "log", "-1", f"--format=%{field}")
+    return subprocess.run(command, check=False, capture_output=True, text=True).stdout.strip()
+
+
 def epoch_s() -> int:
     """The time of this checkout's commit, in Unix time; 0 without git."""
-    command = ("git", "-C", str(CHECKOUT), "log", "-1", "--format=%ct")
-    return int(subprocess.run(command, check=False, capture_output=True).stdout or 0)
+    return int(of_commit("ct") or 0)
 
 
 def _labels() -> Iterator[tuple[str, str]]:
@@ -107,6 +112,7 @@ def _labels() -> Iterator[tuple[str, str]]:
     yield "version", version()
     yield "licenses", "Apache-2.0"
     yield "base.name", f"debian:{SUITE}"
+    yield "revision", of_commit("H")
     yield "created", datetime.fromtimestamp(epoch_s(), UTC).isoformat()
 
 

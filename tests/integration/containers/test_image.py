@@ -6,14 +6,20 @@ says what it misses, and is alive meanwhile.
 
 import asyncio
 import base64
+import importlib.metadata
+import json
 import os
 import re
 import stat
 import subprocess
 import sys
+import tarfile
 from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -51,18 +57,50 @@ KEY = base64.b64encode(bytes([1, 0, *[0] * 8, 16, 0, *range(16)])).decode()
 VOLUME = f"{'0' * 16}-{'0' * 40}"
 
 
+@dataclass(frozen=True, slots=True)
+class Built:
+    """What `make image` writes."""
+
+    tar: Path
+    labels: dict[str, str]
+    bill: dict[str, Any]
+
+
+def labels(tar: Path) -> dict[str, str]:
+    """Those of the image in an OCI archive."""
+    with tarfile.open(tar) as archive:
+
+        def read(name: str) -> Any:
+            member = archive.extractfile(name)
+            assert member is not None
+            return json.load(member)
+
+        def blob(descriptor: Any) -> Any:
+            return read(f"blobs/{descriptor['digest'].replace(':', '/')}")
+
+        (manifest,) = read("index.json")["manifests"]
+        found: dict[str, str] = blob(blob(manifest)["config"])["config"]["Labels"]
+    return found
+
+
 @pytest.fixture(scope="module")
-def image(containerd: Containerd, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The root file system of the image, as containerd mounts it."""
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     output = tmp_path_factory.mktemp("image") / "crust-csi.tar"
     build = (sys.executable, str(CHECKOUT / "deploy/image/build.py"), f"--output={output}")
     done = subprocess.run(build, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    root = containerd.load_image(output, "docker.io/library/crust-csi")
+    bill = json.loads(output.with_suffix(".cdx.json").read_text(encoding="utf-8"))
+    return Built(output, labels(output), bill)
+
+
+@pytest.fixture(scope="module")
+def image(containerd: Containerd, built: Built) -> Path:
+    """The root file system of the image, as containerd mounts it."""
+    root = containerd.load_image(built.tar, "docker.io/library/crust-csi")
     # what a kubelet looks for when a pod says crust-csi:<version>
     (name,) = containerd.ctr("images", "list", "--quiet").split()
     assert name == f"docker.io/library/crust-csi:{environments.version().replace('+', '-')}"
-    output.unlink()
+    built.tar.unlink()
     return root
 
 
@@ -170,13 +208,62 @@ def test_image_has_no_program_that_only_an_intruder_needs(image: Path) -> None:
     assert found == []
 
 
-def test_image_names_its_packages_and_no_removed_one(image: Path) -> None:
-    """A scanner for known faults reads this list."""
+def debian_packages(image: Path, field: str) -> dict[str, str]:
+    """A field of each package that the image's list has, by its name."""
     listed = subprocess.run(
-        ["dpkg-query", f"--root={image}", "--show", "--showformat=${Package} ${db:Status-Status}\n"],
+        ["dpkg-query", f"--root={image}", "--show", f"--showformat=${{Package}} ${{{field}}}\n"],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    packages = dict(line.split() for line in listed.stdout.splitlines())
+    return dict(line.split() for line in listed.stdout.splitlines())
+
+
+def test_labels_of_image_are_those_of_its_commit(built: Built) -> None:
+    seconds, commit = (
+        environments.do("git", "-C", CHECKOUT, "log", "-1", f"--format=%{field}").strip()
+        for field in ("ct", "H")
+    )
+    assert built.labels == {
+        f"org.opencontainers.image.{name}": value
+        for name, value in {
+            "title": "crust-csi",
+            "version": environments.version(),
+            "revision": commit,
+            "licenses": "Apache-2.0",
+            "base.name": "debian:bookworm",
+            "created": datetime.fromtimestamp(int(seconds), UTC).isoformat(),
+        }.items()
+    }
+
+
+def test_bill_of_image_has_all_that_is_in_it(image: Path, built: Built) -> None:
+    named: dict[str, dict[str, str]] = {"deb": {}, "pypi": {}}
+    for component in built.bill["components"]:
+        kind = component["purl"].removeprefix("pkg:").partition("/")[0]
+        named[kind][component["name"]] = component["version"]
+    assert named["deb"] == debian_packages(image, "Version")
+    site = str(next(image.glob("opt/crust/lib/python3*/site-packages")))
+    installed = {
+        re.sub(r"[-_.]+", "-", each.name).lower(): each.version
+        for each in importlib.metadata.distributions(path=[site])
+    }
+    own = built.bill["metadata"]["component"]
+    assert named["pypi"] | {own["name"]: own["version"]} == installed
+
+
+def test_image_keeps_the_licence_of_each_package(image: Path) -> None:
+    documents = image / "usr/share/doc"
+    left = {
+        name
+        for name in debian_packages(image, "Version")
+        if not (documents / name / "copyright").is_file()
+    }
+    assert left == set()
+    assert list(image.glob("opt/crust/lib/python3*/site-packages/crust_csi-*/licenses/LICENSE"))
+
+
+def test_image_names_its_packages_and_no_removed_one(image: Path) -> None:
+    """A scanner for known faults reads this list."""
+    packages = debian_packages(image, "db:Status-Status")
     assert {"e2fsprogs", "python3.11", "libssl3"} <= set(packages)
     assert set(packages.values()) == {"installed"}
     assert not {"apt", "dpkg", "perl-base", "python3-pip-whl"} & set(packages)
