@@ -142,6 +142,7 @@ class Result:
             goals=tuple(
                 self._goal(request, depth) for request in (WRITE, READ) for depth in DEPTHS
             ),
+            if_missed="a request waits for the guest's slow processor under software emulation; KVM was not measured",
             meaning=(
                 "librbd runs in QEMU's own process: a guest adds its processor's time and hops between threads, "
                 "each of which waits for a processor. The local file shows that without Ceph."

@@ -51,6 +51,7 @@ class Result:
                     "times",
                 ),
             ),
+            if_missed="a publish is one call of a pod's start, which takes seconds",
             meaning="The driver reads two records and the image's size in the cluster; a local one reads files.",
         )
 

@@ -90,6 +90,7 @@ class Goal:
 class Report:
     """A benchmark's result. `method` says how it was measured, `meaning` how to read it.
 
+    `if_missed` says what a missed goal means to a node; `costs` is what a node pays, each with its value.
     With `ways` a row's label ends with one of them: the page has a column for each way.
     """
 
@@ -99,7 +100,14 @@ class Report:
     rows: tuple[Row, ...]
     meaning: str
     goals: tuple[Goal, ...] = ()
+    if_missed: str = ""
+    costs: tuple[tuple[str, str], ...] = ()
     ways: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for goals that nothing explains."""
+        if self.goals and not self.if_missed:
+            raise ValueError(f"what does a missed goal of {self.name} mean?")
 
     def ratio(self, row: Row) -> float | None:
         """The row's median over its baseline's; None for a baseline."""

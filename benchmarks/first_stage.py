@@ -55,6 +55,7 @@ class Result:
                     "the first stage: at most 1.5 times mkfs alone", ratio, LIMIT, "times"
                 ),
             ),
+            if_missed="the first pod of a volume waits so much longer, once",
             meaning=(
                 "Beside mkfs a first stage attaches the device, looks for data on it, and writes the content record "
                 "durably before mkfs and after it."

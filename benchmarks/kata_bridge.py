@@ -94,6 +94,18 @@ class Result:
                 figures.at_most("`crust kata` at rest: 0.2 % of a core", of[REST], 0.2, "%"),
                 figures.at_most("`crust kata`: 40 MiB beside the keepers", own, 40, "MiB"),
             ),
+            costs=(
+                (
+                    f"with Kata: memory of `crust kata` beside {VOLUMES} volumes",
+                    f"{of[MEMORY['Rss']]:.0f} MiB",
+                ),
+                ("with Kata: `crust kata` at rest", f"{of[REST]:.2f} % of a core"),
+                (
+                    "with Kata: each container that has no deferred volume waits",
+                    f"{of[PLAIN]:.2f} ms",
+                ),
+            ),
+            if_missed="calls are a small part of a virtual machine's start; rest and memory are costs of a node",
             meaning="Every container of the node waits for a call without a deferred volume.",
         )
 

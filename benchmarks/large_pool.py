@@ -71,6 +71,7 @@ class Result:
                 for (work, count), samples in sorted(self.samples.items())
             ),
             goals=(*flat, start),
+            if_missed="calls of a pool with many volumes take so much longer",
             meaning=(
                 "The driver keeps lists and capacity in memory. A start reads every record once."
             ),

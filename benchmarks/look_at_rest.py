@@ -57,6 +57,14 @@ class Result:
                 )
                 for state, samples in self.samples.items()
             ),
+            costs=tuple(
+                (
+                    f"{ENTRIES:,} deferred volumes at rest: {state}",
+                    f"{samples.median:.2f} % of a core",
+                )
+                for state, samples in self.samples.items()
+            ),
+            if_missed="it is a cost of a node, and no call waits for it",
             meaning="A look lists the directory, queries the locks of claims, and reads a few entries in turn.",
         )
 

@@ -103,6 +103,7 @@ class Result:
                     "MiB",
                 ),
             ),
+            if_missed="pods of other tenants start and end so much later; a kubelet waits two minutes for a call",
             meaning=(
                 "Walks for fsGroup, and reads of block lists, run one step at a time. A look at the open files of "
                 "all processes, which a publish on the host and each deferred call needs, takes 7 us of processor "

@@ -13,11 +13,20 @@ in the same row or table.
 """
 
 
+COSTS = """## What crust costs a node
+
+A daemon that runs as root, or a privileged pod ([security.md](security.md)); Python 3.11 or newer with the
+packages of [requirements.txt](../deploy/requirements.txt); and for crust's own driver a pool whose records only crust
+reads, beside images that are plain files.
+"""
+
+
 def render(described: machine.Description, reports: Sequence[figures.Report]) -> str:
     """The whole page."""
     parts = [
         _INTRO,
         _machine(described),
+        _costs(reports),
         _goals(reports),
         "![Medians and 99th percentiles](benchmarks.svg)\n",
         *map(section, reports),
@@ -38,6 +47,11 @@ def _machine(described: machine.Description) -> str:
     )
 
 
+def _costs(reports: Sequence[figures.Report]) -> str:
+    rows = [f"| {what} | {value} |" for report in reports for what, value in report.costs]
+    return "\n".join((COSTS, "| medians | |", "|---|--:|", *rows, ""))
+
+
 def _goals(reports: Sequence[figures.Report]) -> str:
     lines = [
         "## Goals",
@@ -48,7 +62,7 @@ def _goals(reports: Sequence[figures.Report]) -> str:
         "|---|---|---|",
     ]
     lines += [
-        f"| {goal.aim} | {goal.found} | {'met' if goal.met else '**missed**'} |"
+        f"| {goal.aim} | {goal.found} | {'met' if goal.met else f'**missed**: {report.if_missed}'} |"
         for report in reports
         for goal in report.goals
     ]

@@ -53,6 +53,7 @@ class Result:
                 for rpc, way in self.samples
                 if way == ONE_HOP
             ),
+            if_missed="a kubelet makes these calls at its start, or once a minute for each volume",
             meaning=(
                 "A hop is one process of asyncio and gRPC between two unix sockets. A call on a real node takes "
                 f"two hops: they add {self._more('NodeGetCapabilities', TWO_HOPS):.2f} ms together."

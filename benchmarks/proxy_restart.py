@@ -63,6 +63,7 @@ class Result:
                     "MiB",
                 ),
             ),
+            if_missed="calls are repeated meanwhile, and running sandboxes not affected; memory is a cost of a node",
             meaning=(
                 "A restart is mostly Python loading its modules; reading the entries adds "
                 f"{serves.median - self.samples[SERVES, 0].median:.2f} s. Running sandboxes are not affected."

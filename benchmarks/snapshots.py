@@ -72,6 +72,7 @@ class Result:
                 for fs_type in FILESYSTEMS
                 for copy in (SNAPSHOT, CLONE)
             ),
+            if_missed="a copy takes the longer the more data there is; the pod waits while its filesystem is frozen",
             meaning=("No block is copied; on ext4 pools the time of a copy grows with its data."),
         )
 

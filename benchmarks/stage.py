@@ -71,6 +71,7 @@ class Result:
                 )
                 for step in (UP, DOWN)
             ),
+            if_missed="a stage and a publish are calls of a pod's start, which takes seconds",
             meaning=(
                 "For a volume that is formatted and clean the driver starts no program: it calls the kernel and "
                 "reads the superblock itself. It also writes its node state. A call over a socket costs about as "

@@ -61,6 +61,7 @@ class Result:
                     "times",
                 ),
             ),
+            if_missed="these calls are a few in a pod's start, which takes seconds",
             meaning="",
             ways=WAYS,
         )

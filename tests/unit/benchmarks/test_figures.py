@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import figures, page, plot
+from benchmarks import figures, machine, page, plot
 
 BASE = figures.Samples.of("ms", [float(number) for number in range(1, 101)])
 TWICE = figures.Samples.of("ms", [2.0 * number for number in range(1, 101)])
@@ -16,6 +16,8 @@ REPORT = figures.Report(
     rows=(figures.Row("plain", BASE), figures.Row("wrapped", TWICE, "plain")),
     meaning="Wrapping costs.",
     goals=(figures.at_most("at most 60 ms", BASE.median, 60, "ms"),),
+    if_missed="nobody waits for it",
+    costs=(("memory", "1 MiB"),),
 )
 
 
@@ -36,6 +38,24 @@ def test_ratio_is_of_medians_and_a_baseline_has_none() -> None:
 def test_missed_goal_is_not_met() -> None:
     assert REPORT.goals[0].met
     assert not figures.at_most("at most 50 ms", BASE.median, 50, "ms").met
+
+
+def test_goals_need_a_sentence_for_a_miss() -> None:
+    with pytest.raises(ValueError, match="what does a missed goal of example mean"):
+        replace(REPORT, if_missed="")
+
+
+def test_page_explains_missed_goals_and_lists_costs() -> None:
+    missed = replace(REPORT, goals=(figures.at_most("at most 50 ms", BASE.median, 50, "ms"),))
+    text = page.render(machine.describe(), [missed])
+    assert "| at most 50 ms | 50.50 ms | **missed**: nobody waits for it |\n" in text
+    assert f"{page.COSTS}\n| medians | |\n|---|--:|\n| memory | 1 MiB |\n" in text
+
+
+def test_written_page_explains_missed_goals_and_lists_costs() -> None:
+    text = (Path(page.__file__).parents[1] / "docs/benchmarks.md").read_text(encoding="utf-8")
+    assert page.COSTS in text
+    assert "**missed** |" not in text
 
 
 def test_section_row_has_median_percentile_and_ratio() -> None:
