@@ -2,7 +2,6 @@
 
 import itertools
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -151,11 +150,10 @@ def test_disk_of_each_pool_is_mounted_and_unmounted_under_pod(form: str) -> None
     pod, local = node_pod(form), [d for d in node_settings(form).driver if d.engine == "files"]
     (container,) = (item for item in pod["containers"] if item["name"] == "crust")
     mounts = [mount for mount in container["volumeMounts"] if mount["name"].startswith("pool")]
-    assert {mount["mountPath"] for mount in mounts} == {
-        str(Path(place.state_dir).parent)
-        for each in local
-        for place in (each, *each.pools.values())
-    }
+    directories = {each.state_dir for each in local}
+    directories |= {pool.state_dir for each in local for pool in each.pools.values()}
+    mounted = {f"{mount['mountPath']}/block" for mount in mounts}
+    assert mounted == directories
     assert all(mount.get("mountPropagation") == "HostToContainer" for mount in mounts)
     assert "initContainers" not in pod
     assert all(driver.create_pool for driver in local)
