@@ -15,6 +15,8 @@ import pytest
 from crust.core.settings import OWN_DRIVER
 from crust.host.block import loop
 from crust.host.mounts import mountinfo
+from examples.cluster import ceph_cluster
+from examples.cluster.ceph_cluster import CephCluster
 from tests.support import capabilities, containers, trees
 from tests.support.co import Co, capability
 from tests.support.containers import BIDIRECTIONAL, Bind, Container, Containerd
@@ -115,6 +117,13 @@ def containerd() -> Iterator[Containerd]:
     capabilities.need("mount", "loop", "containerd")
     with containers.containerd() as daemon:
         yield daemon
+
+
+@pytest.fixture(scope="session")
+def ceph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CephCluster]:
+    """One for the run, with a manager, without which no capacity is known."""
+    with ceph_cluster.running(tmp_path_factory.mktemp("ceph") / "c", with_mgr=True) as cluster:
+        yield cluster
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ import stat
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -28,12 +27,10 @@ import pytest
 from crust.host.mounts import mount_api, mountinfo
 from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
-from examples.cluster import ceph_cluster
-from examples.cluster.ceph_cluster import POOL, CephCluster
+from examples.cluster.ceph_cluster import CephCluster
 from tests.integration.containers.conftest import ANSWER_S, CAPABILITY, Pods
 from tests.support import chart, environments
-from tests.support.ceph.rbd_node import created
-from tests.support.co import MIB, Co, capability, stage_request
+from tests.support.co import Co, stage_request
 from tests.support.containers import (
     CHECKOUT,
     HOST_TO_CONTAINER,
@@ -42,7 +39,6 @@ from tests.support.containers import (
 )
 from tests.support.faults.refusals import refused
 from tests.support.forms import node_list, of_guests, pod
-from tests.support.forms.form import Volume
 from tests.support.forms.pod import CephPods, Pod
 from tests.support.rendered_pods import RenderedPod
 
@@ -126,53 +122,16 @@ async def test_pod_of_the_image_publishes_to_a_guest(containerd: Containerd, ima
         await of_guests.guests(node)
 
 
-@pytest.fixture(scope="module")
-def ceph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CephCluster]:
-    with ceph_cluster.running(tmp_path_factory.mktemp("ceph") / "c", with_mgr=True) as cluster:
-        yield cluster
-
-
-def chosen(ceph: CephCluster, namespace: str, user: str) -> str:
-    """The choice of the chart, for a cluster without the Kubernetes API."""
-    text = chart.choice("ceph").replace("fenceLostNodes: true", "fenceLostNodes: false")
-    given = {"monitors": f'"{ceph.monitors}"', "pool": POOL, "namespace": namespace, "user": user}
-    for name, value in given.items():
-        text, count = re.subn(rf"(?m)^    {name}: .*$", f"    {name}: {value}", text)
-        assert count == 1, name
-    return text
-
-
 @pytest.mark.vm
 async def test_pods_for_ceph_publish_an_image_to_a_guest(
     containerd: Containerd, image: Path, ceph: CephCluster
 ) -> None:
     """As the controllers' user, which may not read a directory of root's."""
     namespace = ceph.make_namespace()
-    user, guest = f"controller-{namespace}", f"guest-{namespace}"
-    given = chosen(ceph, namespace, user)
-    secrets = {"userID": guest, "userKey": ceph.node(guest, namespace)}
-    pods = partial(CephPods, key=ceph.controller(user, namespace))
-    with pod.serving(containerd, given, pods, image) as node:
-        async with (
-            node.controller() as controller,
-            node.called(node.driver) as co,
-            of_guests.runtime(node),
-        ):
-            made = await created(controller, "v", capability())
-            volume = Volume(co, made, capability(), node.driver, secrets)
-            await volume.stage()
-            await volume.publish()
-            with of_guests.guest(node):
-                assert node.is_mounted()  # the guard mount
-                snapshot = (await controller.snapshot(volume.id)).snapshot_id
-            await volume.unpublish()
-            await volume.unstage()
-            copy = (await created(controller, "copy", capability(), snapshot=snapshot)).volume_id
-            await controller.grow(copy, 400 * MIB)
-            await controller.delete_snapshot(snapshot)
-            for each in (copy, volume.id):
-                await controller.delete(each)
-            assert await controller.volumes() == {}
+    pods = partial(CephPods, ceph=ceph, namespace=namespace)
+    with pod.serving(containerd, pod.of_ceph(ceph, namespace), pods, image) as node:
+        await of_guests.guests(node)
+        await of_guests.snapshot_and_clone(node)
 
 
 def test_image_has_this_version_and_all_tools(containerd: Containerd, image: Path) -> None:

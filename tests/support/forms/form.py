@@ -18,6 +18,7 @@ from contextlib import (
 )
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import grpc
@@ -26,6 +27,7 @@ import grpc.aio
 from crust.core import deferral_keys
 from crust.core.settings import OWN_DRIVER
 from crust.core.volumes import HandlerFeature
+from crust.handoff.record import Record
 from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2
 from examples.drivers import minimal
@@ -75,7 +77,7 @@ from crust.runtime_handler.blocking import State, claim_volume
 names = volumes.TargetPath(sys.argv[1]), volumes.SandboxId("s"), volumes.HandlerName("kata")
 with claim_volume("/run/crust/volumes", *names, features=[*volumes.HandlerFeature]) as claim:
     claim.report(State.ERROR if sys.argv[2:] else State.MOUNTED, *sys.argv[2:])
-    print(claim.record.device, flush=True)
+    print(claim.record.shown_source, flush=True)
     sys.stdin.read()
 """
 NO_FORMAT = frozenset(HandlerFeature) - {HandlerFeature.FORMAT}
@@ -89,6 +91,10 @@ class Form(ABC):
     """Whose volumes the list is about."""
     unseen: str = ""
     """What crust cannot look at in this form on this machine; empty: nothing."""
+    secrets: Mapping[str, str] = MappingProxyType({})
+    """Of each stage of its driver."""
+    features: frozenset[HandlerFeature] = NO_FORMAT
+    """Of its handler, without which its driver's volumes cannot be published."""
     left: "Volume | None" = None
     """That of an entry that failed."""
 
@@ -142,10 +148,10 @@ class Form(ABC):
         return self.run("mountpoint", "--quiet", target).returncode == 0
 
     @asynccontextmanager
-    async def called(self, driver: str = OWN_DRIVER) -> AsyncIterator[Co]:
-        """The socket of a driver that the kubelet calls, and the directories that it makes."""
+    async def called(self, driver: str = "") -> AsyncIterator[Co]:
+        """The socket of a driver that the kubelet calls (its own if none is named), and the kubelet's directories."""
         self.output("mkdir", "-p", STAGING, str(Path(TARGET).parent))
-        socket = f"{self.root}{KUBELET}/plugins/{driver}/csi.sock"
+        socket = f"{self.root}{KUBELET}/plugins/{driver or self.driver}/csi.sock"
         async with channel.connect(socket) as connected:
             await until_probe(connected, grpc.StatusCode.OK, within_s=ANSWER_S)
             yield Co(connected, ANSWER_S, waits=True)
@@ -160,8 +166,11 @@ class Form(ABC):
             await kubelet.close()
 
     @asynccontextmanager
-    async def handler(self, features: frozenset[HandlerFeature] = NO_FORMAT) -> AsyncIterator[None]:
+    async def handler(
+        self, features: frozenset[HandlerFeature] | None = None
+    ) -> AsyncIterator[None]:
         """The runtime handler kata, a process of the node, registered during the block. Its guests are numbers."""
+        features = self.features if features is None else features
         self.output(
             "mkdir", "-p", "/run/crust/example"
         )  # below the run directory a pod sees it too
@@ -174,7 +183,7 @@ class Form(ABC):
 
     @contextmanager
     def sandbox(self, target: str = TARGET, error: str = "") -> Iterator[str]:
-        """A sandbox that has the volume of the target, by a process among the node's own; its device.
+        """A sandbox that has the volume of the target, by a process among the node's own; its device, or its image.
 
         With `error` it reports that. A sandbox that something else has ended is not ended again.
         """
@@ -183,7 +192,7 @@ class Form(ABC):
             assert process.stdin is not None
             assert process.stdout is not None
             device = process.stdout.readline().strip()
-            assert device.startswith("/dev/"), device + process.stdout.read()
+            assert device.startswith(("/dev/", "image ")), device + process.stdout.read()
             yield device
             process.stdin.close()
             assert process.wait(60) == 0 or error
@@ -196,6 +205,10 @@ class Form(ABC):
         line = f"cd {CHECKOUT} && exec {self.python} -m {minimal.__name__} {arguments}"
         with self.running("sh", "-c", line):
             yield
+
+    def needs_recovery(self, record: Record) -> bool:
+        """Whether the ext4 of a published volume has a log that is to be replayed."""
+        return "needs_recovery" in self.output("dumpe2fs", "-h", record.device)
 
     @asynccontextmanager
     async def cleaned(self) -> AsyncIterator[None]:
@@ -262,6 +275,20 @@ class Volume:
         if self.stages:
             await self.co.unstage(self.id, STAGING)
 
+    async def grow(self, size: int) -> None:
+        """As an external-resizer and the kubelet do: the controller only if it advertises that."""
+        rpc = csi_pb2.ControllerServiceCapability.RPC.EXPAND_VOLUME
+        asked = csi_pb2.ControllerGetCapabilitiesRequest()
+        answer = await self.co.controller.ControllerGetCapabilities(asked, timeout=ANSWER_S)
+        if any(each.rpc.type == rpc for each in answer.capabilities):
+            await self.co.grow(self.id, size)
+        assert (await self.co.expand(self.id, TARGET, size)).capacity_bytes >= size
+
+    async def copy(self, **source: str) -> "Volume":
+        """A new volume of a `snapshot` or a `volume`."""
+        created = await self.co.create("copy", self.capability, **source)
+        return replace(self, created=created)
+
     async def remove(self) -> None:
         await self.unpublish()
         await self.unstage()
@@ -274,7 +301,7 @@ async def staged(
     given: csi_pb2.VolumeCapability | None = None,
     *,
     driver: str = "",
-    features: frozenset[HandlerFeature] = NO_FORMAT,
+    features: frozenset[HandlerFeature] | None = None,
     runtime: AbstractAsyncContextManager[None] | None = None,
     secrets: Mapping[str, str] | None = None,
     **fields: Any,
@@ -285,7 +312,8 @@ async def staged(
     given, driver = given or capability(), driver or form.driver
     async with form.called(driver) as co, runtime or form.handler(features):
         created = await co.create("v", given, **fields)
-        volume = Volume(co, created, given, driver, secrets or {})
+        own = form.secrets if driver == form.driver else {}
+        volume = Volume(co, created, given, driver, secrets or own)
         form.left = volume
         await volume.stage()
         yield volume

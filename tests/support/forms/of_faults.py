@@ -26,6 +26,8 @@ async def kill_of_each_process(form: Form) -> None:
             for process in form.processes:
                 form.kill(process)
                 await until_probe(volume.co.channel, grpc.StatusCode.OK, within_s=ANSWER_S)
+                async with form.called():
+                    pass
                 assert form.is_mounted()  # the guard mount
                 await refused(
                     volume.unpublish(), grpc.StatusCode.FAILED_PRECONDITION, "HeldBySandbox"

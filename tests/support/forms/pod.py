@@ -5,6 +5,7 @@ they are under systemd. Its processes and devices are this machine's.
 """
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -18,10 +19,13 @@ from typing import TypeVar
 
 import grpc
 
+from crust.core.volumes import HandlerFeature
+from crust.handoff.record import Record
 from crust.host.block import loop
 from crust.rpc import channel
+from examples.cluster.ceph_cluster import POOL, CephCluster
 from examples.drivers import minimal
-from tests.support import trees
+from tests.support import chart, trees
 from tests.support.co import Co
 from tests.support.containers import (
     BIDIRECTIONAL,
@@ -34,7 +38,7 @@ from tests.support.containers import (
 )
 from tests.support.drivers import remnants
 from tests.support.environments import do
-from tests.support.faults.refusals import until_probe
+from tests.support.faults.refusals import repeated, until_probe
 from tests.support.forms.form import ANSWER_S, KUBELET, VENDORS_SOCKET, Form
 from tests.support.rendered_pods import RenderedPod
 
@@ -43,6 +47,8 @@ _NODE_DIRECTORIES = (KUBELET, "/run/crust", "/var/lib/crust")
 """Where the pod has directories of the host that are the node's own, and not this machine's."""
 _NOBODY = 65534
 """The user of the controllers."""
+EXT4_INCOMPATIBLE, EXT4_RECOVER = 1024 + 0x60, 0x4
+"""fs/ext4/ext4.h: `s_feature_incompat`, and the bit that says that the journal is to be replayed."""
 
 
 @dataclass
@@ -131,8 +137,13 @@ class CephPods(Pod):
     """A node of the chart's driver for Ceph, and its controllers' pod. Their network is the node's."""
 
     driver = "rbd.csi.crust.dev"
-    key: str = field(kw_only=True)
-    """Of the controllers' user."""
+    features = frozenset(HandlerFeature)
+    ceph: CephCluster = field(kw_only=True)
+    namespace: str = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        guest = f"guest-{self.namespace}"
+        self.secrets = {"userID": guest, "userKey": self.ceph.node(guest, self.namespace)}
 
     @property
     def processes(self) -> tuple[str, ...]:
@@ -151,17 +162,45 @@ class CephPods(Pod):
         path.mkdir(exist_ok=True)
         path.chmod(0o777)
         if name == "ceph":
-            (path / "key").write_text(self.key, encoding="ascii")
+            key = self.ceph.controller(f"controller-{self.namespace}", self.namespace)
+            (path / "key").write_text(key, encoding="ascii")
             (path / "key").chmod(0o600)
             os.chown(path / "key", _NOBODY, _NOBODY)
         return path
 
     @asynccontextmanager
-    async def controller(self) -> AsyncIterator[Co]:
-        """What the sidecars call."""
-        async with channel.connect(f"{self.directory}/csi/crust/csi.sock") as connected:
+    async def called(self, driver: str = "") -> AsyncIterator[Co]:
+        """The sidecars call the controller, once the manager of the cluster has told the capacity."""
+        sidecars = channel.connect(f"{self.directory}/csi/crust/csi.sock")
+        async with super().called(driver) as co, sidecars as connected:
             await until_probe(connected, grpc.StatusCode.OK, within_s=ANSWER_S)
-            yield Co(connected, ANSWER_S, waits=True)
+            controller = Co(connected, ANSWER_S, waits=True)
+            await repeated(controller.capacity, while_named="CephStatisticsMissing")
+            co.controller, co.groups = controller.controller, controller.groups
+            yield co
+
+    def needs_recovery(self, record: Record) -> bool:
+        """By the superblock in the first object of the image."""
+        import rbd
+
+        assert record.image is not None
+        with (
+            self.ceph.ioctx(POOL, self.namespace) as ioctx,
+            rbd.Image(ioctx, record.image.image) as image,
+        ):
+            incompatible: bytes = image.read(EXT4_INCOMPATIBLE, 4)
+        return bool(int.from_bytes(incompatible, "little") & EXT4_RECOVER)
+
+
+def of_ceph(ceph: CephCluster, namespace: str) -> str:
+    """The chart's values for a namespace of the cluster, without the Kubernetes API."""
+    text = chart.choice("ceph").replace("fenceLostNodes: true", "fenceLostNodes: false")
+    user = f"controller-{namespace}"
+    given = {"monitors": f'"{ceph.monitors}"', "pool": POOL, "namespace": namespace, "user": user}
+    for name, value in given.items():
+        text, count = re.subn(rf"(?m)^    {name}: .*$", f"    {name}: {value}", text)
+        assert count == 1, name
+    return text
 
 
 class WrappingPod(Pod):

@@ -10,7 +10,7 @@ from pathlib import Path
 from crust.core.volumes import HandlerFeature
 from tests.support.booted_systemd import CHECKOUT, ENVIRONMENT, Machine
 from tests.support.forms import kata_beside
-from tests.support.forms.form import NO_FORMAT, TARGET, Form
+from tests.support.forms.form import TARGET, Form
 
 ONE = ("crust-node",)
 THREE = ("crust-driver", "crust-shim", "crust-proxy")
@@ -72,7 +72,9 @@ class KataUnits(Units):
     _beside: "subprocess.Popen[str] | None" = None
 
     @asynccontextmanager
-    async def handler(self, features: frozenset[HandlerFeature] = NO_FORMAT) -> AsyncIterator[None]:
+    async def handler(
+        self, features: frozenset[HandlerFeature] | None = None
+    ) -> AsyncIterator[None]:
         """The unit registers the runtime, with its own features; the engine has accepted the unit's plugin."""
         program = (f"{CHECKOUT}/.venv/bin/python", "-m", kata_beside.__name__)
         with self.running("env", f"--chdir={CHECKOUT}", *program) as process:
