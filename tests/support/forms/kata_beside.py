@@ -1,8 +1,10 @@
 """What stands on a node in the place of containerd and of Kata, beside the unit `crust-kata`: a program of the node.
 
 It serves the socket of containerd's plugins until its input ends. A line `claim TARGET` creates and starts a
-container with that mount in a sandbox of its own, and prints the device that the sandbox got; the line after it kills
-the sandbox's virtual machine, and is answered when its keeper has ended. A line `other TARGET` lists a running
+container with that mount in a sandbox of its own, and prints the device that the sandbox got; its shim tells
+statistics. A line `orphan TARGET` kills that shim then, and is answered when crust kata has written that into the
+volume's claim. The line `kill TARGET` kills the sandbox's virtual machine, unless it has ended, and is answered when
+its keeper has ended. A line `other TARGET` lists a running
 container of another runtime and another user with that mount, and is answered when crust kata has ended it.
 """
 
@@ -11,6 +13,7 @@ import itertools
 import subprocess
 import sys
 from collections.abc import Awaitable
+from contextlib import suppress
 from pathlib import Path
 
 from crust.core import volumes
@@ -19,7 +22,7 @@ from crust.runtime_handler.blocking import keepers
 from crust.wire.nri.v1alpha1 import nri_pb2
 from tests.support import processes
 from tests.support.kata import engine as engines
-from tests.support.kata import sandbox
+from tests.support.kata import sandbox, shim_monitor
 
 NRI, SANDBOXES, KEEPERS = "/run/nri/nri.sock", Path("/run/vc/sbs"), Path("/run/crust/kata/keepers")
 VOLUMES = "/run/crust/volumes"
@@ -54,19 +57,40 @@ async def _run(engine: engines.Engine, id_: str, target: str) -> None:
     assert entry is not None
     assert entry.record is not None
     device = entry.record.device
+    monitor = shim_monitor.serving(SANDBOXES, id_, _statistics)
     with sandbox.running(SANDBOXES, id_) as one:
         pod = engines.pod(id_, pid=one.pid)
         app = engines.container((target, "/data"), pod_id=id_, id_=f"container-of-{id_}")
         await engine.create(pod, app)
         one.create_container(app.id, device, "/data")
         await engine.start(pod, app)
-        _say(device)
-        await asyncio.to_thread(sys.stdin.readline)
-        with keepers.connect(KEEPERS / f"{id_}.sock") as line:
-            pids = line.pids
-        with processes.ending(*pids):
-            one.kill()
+        async with monitor:
+            _say(device)
+            while (await asyncio.to_thread(sys.stdin.readline)).startswith("orphan "):
+                one.shim.kill()
+                await _in_time(_reported(target))
+                _say("orphaned")
+        with suppress(keepers.KeeperGone, ProcessLookupError):  # with the machine of an orphan
+            with keepers.connect(KEEPERS / f"{id_}.sock") as keeper:
+                pids = keeper.pids
+            with processes.ending(*pids):
+                one.kill()
     _say("killed")
+
+
+async def _statistics(path: str) -> bytes:
+    return shim_monitor.ok(b'{"usage":[{"available":500,"total":1000,"used":400,"unit":1}]}')
+
+
+async def _reported(target: str) -> None:
+    """Crust kata has looked at the shim, and again after its grace."""
+    while True:
+        entry = Store(VOLUMES).read(volumes.TargetPath.parse(target))
+        assert entry is not None
+        assert entry.claim is not None
+        if "[SandboxOrphaned]" in entry.claim.error:
+            return
+        await asyncio.sleep(0.1)
 
 
 async def _list_other(engine: engines.Engine, target: str) -> None:

@@ -124,16 +124,25 @@ WHOLE: tuple[Entry, ...] = (
 
 OF_KATA: tuple[Entry, ...] = (
     *IN_EVERY_RUN,
+    of_operators.doctor,
     of_operators.bundle,
     of_operators.gc,
+    of_operators.end_orphan,
     of_faults.kill_of_each_process,
+    of_faults.failed_filesystem_beside,
+    of_volumes.xfs,
     of_volumes.raw,
+    of_volumes.growth_without_runtimes_help,
     of_volumes.group_of_pod,
     of_volumes.snapshot_and_clone,
+    of_volumes.luks_refused,
+    of_volumes.statistics,
     wrapped_driver,
     of_faults.reboot,
 )
-"""What Kata has no part in, or does. Growth, LUKS and other filesystems it does not offer (docs/kata.md)."""
+"""All but what Kata does not offer (GROW, LUKS, btrfs: docs/kata.md), what it has no part in (thick, growth on the
+host), and the guests, which need Kata itself: tests/real_kata.
+"""
 
 OF_CEPH: tuple[Entry, ...] = (
     of_guests.guests,

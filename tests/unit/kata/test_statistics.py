@@ -2,8 +2,8 @@
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from crust.kata import go_runtime, statistics
 from crust.kata.evidence import KataBuilds, Use
 from crust.kata.go_runtime import GoRuntime
 from crust.kata.statistics import KataHandler, Uses
+from tests.support.kata import shim_monitor
 from tests.support.raised import raised
 from tests.support.records.records import HANDLER, MOUNT, TARGET, a_record
 from tests.support.runtimes import fake_handler
@@ -28,28 +29,6 @@ BODY = (
     b'{"available":16373,"total":16384,"used":11,"unit":2}],"volume_condition":{"message":"OK"}}'
 )
 """What the real shim 4.1.0 answered."""
-Answers = Callable[[str], Awaitable[bytes]]
-
-
-def _ok(body: bytes) -> bytes:
-    head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\nContent-Type: text/plain; charset=utf-8\r\n\r\n"
-    return head.encode() + body
-
-
-@asynccontextmanager
-async def _shim(root: Path, sandbox_id: str, answers: Answers) -> AsyncIterator[list[str]]:
-    asked: list[str] = []
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        line = (await reader.readuntil(b"\r\n\r\n")).decode().split()[1]
-        asked.append(line)
-        writer.write(await answers(line))
-        writer.close()
-
-    (root / sandbox_id).mkdir()
-    server = await asyncio.start_unix_server(serve, str(root / sandbox_id / "shim-monitor.sock"))
-    async with server:
-        yield asked
 
 
 @pytest.fixture
@@ -81,7 +60,9 @@ async def test_the_shim_s_numbers_are_the_volume_s(store: Store, short: Path) ->
     # the machine that runs the test has no such device, whose reserved blocks would count
     store.write(a_record(TARGET, source=replace(MOUNT.source, path="/dev/absent")))
     handler = KataHandler(store, KataBuilds([GoRuntime(str(short))]), Uses())
-    async with _shim(short, "sandbox-1", lambda _: _always(_ok(BODY))) as asked:
+    async with shim_monitor.serving(
+        short, "sandbox-1", lambda _: _always(shim_monitor.ok(BODY))
+    ) as asked:
         with fake_handler.sandbox(store.root, TARGET.text, name="sandbox-1", handler=HANDLER):
             stats = await handler.stats(TARGET)
     assert asked == ["/direct-volume/stats?path=%252Fdev%252Fabsent"]  # quoted twice
@@ -103,7 +84,7 @@ async def test_blocks_that_are_reserved_for_root_are_not_available(
     assert isinstance(MOUNT.source, volumes.BlockSource)
     store.write(a_record(TARGET, source=replace(MOUNT.source, path=device)))
     handler = KataHandler(store, KataBuilds([GoRuntime(str(short))]), Uses())
-    async with _shim(short, "sandbox-1", lambda _: _always(_ok(BODY))):
+    async with shim_monitor.serving(short, "sandbox-1", lambda _: _always(shim_monitor.ok(BODY))):
         with fake_handler.sandbox(store.root, TARGET.text, name="sandbox-1", handler=HANDLER):
             in_bytes, inodes = (await handler.stats(TARGET)).usage
     assert (in_bytes.used, in_bytes.available) == (24576, available)
@@ -120,11 +101,11 @@ async def test_between_two_containers_the_last_numbers_say_their_age(
 ) -> None:
     record = _published(store, "a")
     answers = [
-        _ok(BODY),
+        shim_monitor.ok(BODY),
         b"HTTP/1.1 500 Internal Server Error\r\n\r\nmount /dev/loop7 not found in sandbox",
     ]
     handler = KataHandler(store, KataBuilds([GoRuntime(str(short))]), Uses())
-    async with _shim(short, "sandbox-1", lambda _: _always(answers.pop(0))):
+    async with shim_monitor.serving(short, "sandbox-1", lambda _: _always(answers.pop(0))):
         with fake_handler.sandbox(
             store.root, record.target.text, name="sandbox-1", handler=HANDLER
         ):
@@ -141,19 +122,19 @@ async def test_between_two_containers_the_last_numbers_say_their_age(
         b"HTTP/1.1 500 Internal Server Error\r\n\r\nstat nope: no such file or directory",
         b"",
         b"garbage",
-        _ok(b"[]"),
-        _ok(b'{"usage":[]}'),
-        _ok(b'{"usage":[{"total":-1,"unit":1}]}'),
-        _ok(b'{"usage":[{"total":1e300,"unit":1}]}'),
-        _ok(b'{"usage":[{"total":' + b"9" * 5000 + b',"unit":1}]}'),
-        _ok(b'{"usage":' + b"[" * 9000),
-        _ok(b"x" * 1_000_000),
+        shim_monitor.ok(b"[]"),
+        shim_monitor.ok(b'{"usage":[]}'),
+        shim_monitor.ok(b'{"usage":[{"total":-1,"unit":1}]}'),
+        shim_monitor.ok(b'{"usage":[{"total":1e300,"unit":1}]}'),
+        shim_monitor.ok(b'{"usage":[{"total":' + b"9" * 5000 + b',"unit":1}]}'),
+        shim_monitor.ok(b'{"usage":' + b"[" * 9000),
+        shim_monitor.ok(b"x" * 1_000_000),
     ],
 )
 async def test_what_is_no_answer_is_an_error(store: Store, short: Path, answer: bytes) -> None:
     record = _published(store, "a")
     handler = KataHandler(store, KataBuilds([GoRuntime(str(short))]), Uses())
-    async with _shim(short, "sandbox-1", lambda _: _always(answer)):
+    async with shim_monitor.serving(short, "sandbox-1", lambda _: _always(answer)):
         with (
             fake_handler.sandbox(store.root, record.target.text, name="sandbox-1", handler=HANDLER),
             raised("StatisticsUnavailable"),
@@ -171,7 +152,9 @@ async def test_agent_is_named_only_while_a_container_has_the_volume(
     record, uses = _published(store, "a"), Uses()
     uses.started(record.digest, Use("sandbox-1", container))
     handler = KataHandler(store, KataBuilds([GoRuntime(str(short))]), uses)
-    async with _shim(short, "sandbox-1", lambda _: _always(b"HTTP/1.1 500 x\r\n\r\nnot found")):
+    async with shim_monitor.serving(
+        short, "sandbox-1", lambda _: _always(b"HTTP/1.1 500 x\r\n\r\nnot found")
+    ):
         with (
             fake_handler.sandbox(store.root, record.target.text, name="sandbox-1", handler=HANDLER),
             raised("StatisticsUnavailable", match=hint),
@@ -183,7 +166,7 @@ async def test_guests_text_in_the_error_is_one_printable_line(store: Store, shor
     record = _published(store, "a")
     handler = KataHandler(store, KataBuilds([GoRuntime(str(short))]), Uses())
     answer = b"HTTP/1.1 500 x\r\n\r\nagent: \x1b]0;owned\x07\n[OK] all volumes healthy"
-    async with _shim(short, "sandbox-1", lambda _: _always(answer)):
+    async with shim_monitor.serving(short, "sandbox-1", lambda _: _always(answer)):
         with (
             fake_handler.sandbox(store.root, record.target.text, name="sandbox-1", handler=HANDLER),
             raised("StatisticsUnavailable") as refused,
@@ -232,8 +215,14 @@ async def test_shim_that_hangs_has_one_request_and_delays_nobody_else(
     async with AsyncExitStack() as stack:
         asked = []
         for box in range(10):
-            answers: Answers = hang if box == 0 else lambda _: _always(_ok(BODY))
-            asked.append(await stack.enter_async_context(_shim(short, f"sandbox-{box}", answers)))
+            answers: shim_monitor.Answers = (
+                hang if box == 0 else lambda _: _always(shim_monitor.ok(BODY))
+            )
+            asked.append(
+                await stack.enter_async_context(
+                    shim_monitor.serving(short, f"sandbox-{box}", answers)
+                )
+            )
         for (box, _), record in records.items():
             target = record.target.text
             held = fake_handler.sandbox(store.root, target, name=f"sandbox-{box}", handler=HANDLER)
