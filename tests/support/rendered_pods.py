@@ -2,7 +2,10 @@
 
 A hostPath is the directory that stands for the node's, else this machine's own (`/dev`). A ConfigMap is a directory
 of its files, an emptyDir or a Secret one that is given. No API server is there. User, rights, namespaces and
-environment are those of the manifest. Its resources, seccomp profile and probes are not applied.
+environment are those of the manifest, which has no limits of resources. What it requests of them is a weight beside
+other pods, and there are none. The seccomp profile `RuntimeDefault` is inside of containerd, whose client gives it
+only to a container whose specification it makes itself. No kubelet is there that acts on probes: their answers are
+those of tests/integration/containers/test_image.py.
 """
 
 import os
@@ -67,6 +70,7 @@ class RenderedPod:
         )
 
     def _rights(self, container: Any) -> Rights:
+        assert "limits" not in container.get("resources", {})
         context = container["securityContext"]
         privileged = context.get("privileged", False)
         # the only two forms of the chart: another one would get the default list of the container engine
@@ -77,6 +81,7 @@ class RenderedPod:
             host_pid=self.spec.get("hostPID", False),
             host_network=self.host_network,
             may_escalate=context.get("allowPrivilegeEscalation", True),
+            has_devices=privileged,
             readonly_root=context["readOnlyRootFilesystem"],
             variables=(*_KUBELET_VARIABLES, *map(_variable, container.get("env", ()))),
         )

@@ -25,24 +25,16 @@ from crust.host.block import loop
 from crust.rpc import channel
 from examples.cluster.ceph_cluster import POOL, CephCluster
 from examples.drivers import minimal
-from tests.support import chart, trees
+from tests.support import chart, page_pods, trees
 from tests.support.co import Co
-from tests.support.containers import (
-    BIDIRECTIONAL,
-    CHECKOUT,
-    HOST_TO_CONTAINER,
-    Bind,
-    Container,
-    Containerd,
-    Rights,
-)
+from tests.support.containers import CHECKOUT, Container, Containerd
 from tests.support.drivers import remnants
 from tests.support.environments import do
 from tests.support.faults.refusals import repeated, until_probe
 from tests.support.forms.form import ANSWER_S, KUBELET, VENDORS_SOCKET, Form
+from tests.support.page_pods import PagePod
 from tests.support.rendered_pods import RenderedPod
 
-SHIM = "/run/crust/shim-vendor/csi.sock"
 _NODE_DIRECTORIES = (KUBELET, "/run/crust", "/var/lib/crust")
 """Where the pod has directories of the host that are the node's own, and not this machine's."""
 _NOBODY = 65534
@@ -73,8 +65,12 @@ class Pod(Form):
         return self.rendered(process).start(self.containerd, self.image)
 
     def rendered(self, process: str) -> RenderedPod:
-        node = {path: self.at(path) for path in _NODE_DIRECTORIES}
-        return RenderedPod(self.values, process, node, self.directory)
+        return RenderedPod(self.values, process, self.on_node, self.directory)
+
+    @property
+    def on_node(self) -> dict[str, Path]:
+        """What the pod has of the node, and not of this machine."""
+        return {path: self.at(path) for path in _NODE_DIRECTORIES}
 
     def at(self, path: str) -> Path:
         """A path of the node, seen from outside."""
@@ -210,30 +206,24 @@ class WrappingPod(Pod):
 
 
 class VendorsPods(WrappingPod):
-    """docs/wrapping.md: the shim is a container of the vendor's pod, without rights, and the proxy a pod."""
+    """docs/wrapping.md: the shim is a container of the vendor's pod, without privileges, and the proxy a pod."""
 
     @property
     def processes(self) -> tuple[str, ...]:
-        return ("shim", "proxy")
+        return ("crust-shim", "crust-proxy")
 
     def start(self, process: str) -> Container:
-        return self._shim() if process == "shim" else self._proxy()
+        return self.rendered(process).start(self.containerd, self.image, name=process)
 
-    def _shim(self) -> Container:
-        arguments = ("shim", f"--socket={SHIM}", f"--driver-socket={VENDORS_SOCKET}")
-        rights = Rights((), may_escalate=False, has_devices=False)
-        return self.containerd.run("shim", arguments, self._binds(HOST_TO_CONTAINER), None, rights)
-
-    def _proxy(self) -> Container:
-        driver = f"--driver={self.driver},{KUBELET}/plugins/{self.driver}/csi.sock,{SHIM}"
-        registry = f"--plugins-registry={KUBELET}/plugins_registry"
-        return self.containerd.run("proxy", ("proxy", driver, registry), self._binds(BIDIRECTIONAL))
-
-    def _binds(self, propagation: str) -> tuple[Bind, ...]:
-        return (
-            Bind(self.at("/run/crust"), at="/run/crust"),
-            Bind(self.at(KUBELET), propagation, KUBELET),
-        )
+    def rendered(self, process: str) -> RenderedPod:
+        manifest = page_pods.manifests()[self.processes.index(process)]
+        names = {
+            "csi.example.com-inner": Path(VENDORS_SOCKET).parent.name,
+            "csi.example.com": self.driver,
+        }
+        for of_page, own in names.items():
+            manifest = manifest.replace(of_page, own)
+        return PagePod(manifest, process, self.on_node, self.directory)
 
 
 AnyPod = TypeVar("AnyPod", bound=Pod)

@@ -15,11 +15,11 @@ from typing import Any
 import yaml
 
 from examples.drivers import cloud, disks
+from tests.support import page_pods
 from tests.support.kubernetes import cluster as clusters
 from tests.support.kubernetes import images, microvm
 from tests.support.kubernetes.cluster import Cluster
 from tests.support.kubernetes.daemons import Daemon
-from tests.support.pages import page_blocks
 
 CLASS = "cloud-deferred"
 _ACCOUNT = "cloud-controller"
@@ -125,8 +125,7 @@ def _rule(group: str, resource: str, verbs: list[str]) -> dict[str, Any]:
 
 def _controller() -> dict[str, Any]:
     """The vendor's pod with crust's container. It stays while its node is not ready, as on a node of its own."""
-    (block,) = (each for each in page_blocks.blocks("wrapping.md") if "name: crust-shim" in each)
-    template = yaml.safe_load(block)["spec"]["template"]
+    template = yaml.safe_load(page_pods.manifests()[-1])["spec"]["template"]
     (shim,) = template["spec"]["containers"]
     shim["image"] = f"crust-csi:{images.tag()}"
     template["metadata"] = {"labels": {"app": _ACCOUNT}}

@@ -4,7 +4,6 @@ import asyncio
 import itertools
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import kubernetes_validate
 import pytest
@@ -15,7 +14,8 @@ from crust.core.supervised import Health
 from crust.csi_shim.settings import ShimSettings
 from crust.kubernetes_api import api as kubernetes_api
 from crust.kubernetes_api.volumes_in_use import VolumesInUse
-from tests.support.chart import CHECKOUT, Object, objects, of_kind, one
+from tests.support import page_pods
+from tests.support.chart import Object, objects, of_kind, one
 from tests.support.chart_forms import FORMS
 from tests.support.nodes import fake_kubernetes
 from tests.support.nodes.fake_kubernetes import FakeKubernetes, recorded
@@ -149,21 +149,8 @@ def test_attachments_are_watched_where_driver_attaches(form: str) -> None:
         assert watches is form.startswith("single-node")
 
 
-PAGE = CHECKOUT / "docs" / "wrapping.md"
-
-
-def container_of_the_page() -> Any:
-    """The patch of the vendor's Deployment."""
-    (block,) = (
-        block
-        for block in PAGE.read_text(encoding="utf-8").split("```yaml\n")[1:]
-        if "crust-shim" in block
-    )
-    return yaml.safe_load(block.partition("```")[0])
-
-
 def test_vendors_controller_container_is_accepted_by_published_schema() -> None:
-    patch = container_of_the_page()
+    patch = yaml.safe_load(page_pods.manifests()[-1])
     deployment = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "x"}, **patch}
     deployment["spec"]["selector"] = {"matchLabels": {"app": "x"}}  # the vendor's Deployment has it
     kubernetes_validate.validate(deployment, "1.37", strict=True)
@@ -177,6 +164,15 @@ def test_vendors_controller_container_is_accepted_by_published_schema() -> None:
     loaded = loading.load(ShimSettings, "shim", environ={}, flags=given)
     assert loaded.controller
     assert loaded.check_detach
+
+
+def test_manifests_of_a_wrapped_node_are_accepted_by_published_schema() -> None:
+    patch, proxy = map(yaml.safe_load, page_pods.manifests()[:2])
+    patch["spec"]["selector"] = {"matchLabels": {"app": "x"}}  # the vendor's DaemonSet has it
+    patch["spec"]["template"]["metadata"] = {"labels": {"app": "x"}}
+    vendors = {"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {"name": "x"}, **patch}
+    for manifest in (vendors, proxy):
+        kubernetes_validate.validate(manifest, "1.37", strict=True)
 
 
 async def test_vendors_controller_may_ask_exactly_what_a_detach_needs(tmp_path: Path) -> None:
