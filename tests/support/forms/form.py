@@ -147,19 +147,21 @@ class Form(ABC):
         """Whether the node itself sees a mount there."""
         return self.run("mountpoint", "--quiet", target).returncode == 0
 
+    def socket(self, driver: str) -> str:
+        """That of a driver which the kubelet calls, seen from outside."""
+        return f"{self.root}{KUBELET}/plugins/{driver}/csi.sock"
+
     @asynccontextmanager
     async def called(self, driver: str = "") -> AsyncIterator[Co]:
         """The socket of a driver that the kubelet calls (its own if none is named), and the kubelet's directories."""
         self.output("mkdir", "-p", STAGING, str(Path(TARGET).parent))
-        socket = f"{self.root}{KUBELET}/plugins/{driver or self.driver}/csi.sock"
-        async with channel.connect(socket) as connected:
+        async with channel.connect(self.socket(driver or self.driver)) as connected:
             await until_probe(connected, grpc.StatusCode.OK, within_s=ANSWER_S)
             yield Co(connected, ANSWER_S, waits=True)
 
     async def until_registered(self) -> None:
         """Wait for the handler kata; what registers it was perhaps started a moment ago."""
-        csi = f"{self.root}{KUBELET}/plugins/{self.driver}/csi.sock"
-        kubelet = Kubelet(self.root, csi, self.seen("/run/crust/inspect.sock"))
+        kubelet = Kubelet(self.root, self.socket(self.driver), self.seen("/run/crust/inspect.sock"))
         try:
             await kubelet.wait_ready("kata")
         finally:

@@ -100,16 +100,21 @@ OF_ANY_DRIVER: tuple[Entry, ...] = (
     of_operators.end_orphan,
     of_faults.kill_of_each_process,
     of_faults.failed_filesystem_beside,
+    of_faults.reboot,
     of_guests.guests,
     of_guests.killed_guest,
+    of_guests.group_of_pod,
+    of_volumes.xfs,
+    of_volumes.raw,
+    of_volumes.statistics,
 )
-"""What also a node does that serves no driver of crust."""
+"""What also a node does that serves no driver of crust, with the smallest one, which neither grows nor copies volumes
+(examples/drivers/stateful.py does: tests/e2e/test_wrapped_driver.py).
+"""
 WHOLE: tuple[Entry, ...] = (
     *OF_ANY_DRIVER,
-    of_volumes.xfs,
     of_volumes.btrfs,
     of_volumes.thick,
-    of_volumes.raw,
     of_volumes.growth_on_host,
     of_volumes.growth_in_guest,
     of_guests.statistics_and_growth,
@@ -117,9 +122,7 @@ WHOLE: tuple[Entry, ...] = (
     of_volumes.group_of_pod,
     of_volumes.snapshot_and_clone,
     of_volumes.luks,
-    of_volumes.statistics,
     wrapped_driver,
-    of_faults.reboot,
 )
 
 OF_KATA: tuple[Entry, ...] = (
@@ -149,6 +152,7 @@ OF_CEPH: tuple[Entry, ...] = (
     of_guests.killed_guest,
     of_guests.guests_of_xfs,
     of_guests.statistics_and_growth,
+    of_guests.group_of_pod,
     of_guests.snapshot_and_clone,
     of_operators.doctor,
     of_operators.bundle,

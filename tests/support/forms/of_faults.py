@@ -53,7 +53,9 @@ async def failed_filesystem_beside(form: Form) -> None:
 async def reboot(form: Form) -> None:
     """The kubelet ends what its old pods had, and a new one has the data, in a guest and on the host."""
     async with form.called() as co, form.handler():
-        volume = Volume(co, await co.create("v"), capability())
+        created = await co.create("v")
+        volume = Volume(co, created, capability(), form.driver, form.secrets)
+        form.left = volume
         await volume.stage()
         await volume.publish(defer=False)
         form.output("sh", "-ec", f"echo written >{TARGET}/file; sync {TARGET}/file")
@@ -62,6 +64,7 @@ async def reboot(form: Form) -> None:
     await asyncio.to_thread(form.reboot)
     async with form.called() as co, form.handler():
         volume = dataclasses.replace(volume, co=co)
+        form.left = volume
         form.output("rmdir", TARGET)  # as a kubelet does for a pod that it has forgotten
         await volume.unpublish()
         await volume.unstage()
@@ -75,3 +78,4 @@ async def reboot(form: Form) -> None:
         await volume.unpublish()
         await volume.unstage()
         await co.delete(volume.id)
+        form.left = None

@@ -84,6 +84,19 @@ async def _total(volume: Volume) -> int:
     return total
 
 
+async def group_of_pod(form: Form) -> None:
+    """A pod with fsGroup gets in its guest the files of a pod without."""
+    async with staged(form, runtime=runtime(form)) as volume:
+        await volume.publish()
+        with guest(form, f"{WRITE} && chmod 600 /data/file"):
+            pass
+        await volume.unpublish()
+        await volume.publish(given=capability(volume_supplemental_group="3000"))
+        with guest(form, f"test $(stat -c %g:%a /data/file) = 3000:660 && {READ}"):
+            pass
+        await volume.unpublish()
+
+
 async def snapshot_and_clone(form: Form) -> None:
     """A volume of a snapshot that was made under a guest, and a clone, have in a guest the file of their source."""
     async with staged(form, runtime=runtime(form)) as volume:

@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 
+from crust.core.settings import OWN_DRIVER
 from crust.core.volumes import HandlerFeature
 from tests.support.co import MIB, capability
 from tests.support.faults.refusals import refused
@@ -47,7 +48,8 @@ async def _other_filesystem(form: Form, fs_type: str) -> None:
         await volume.unpublish()
         await volume.publish(defer=False)
         assert fs_type in form.output("findmnt", TARGET)
-        assert (await volume.co.stats(volume.id, TARGET)).usage
+        if volume.driver == OWN_DRIVER:  # the smallest driver has no numbers
+            assert (await volume.co.stats(volume.id, TARGET)).usage
         await volume.unpublish()
 
 
@@ -76,6 +78,7 @@ async def raw(form: Form) -> None:
         await volume.publish(defer=False)
         form.output("dd", "if=/dev/zero", f"of={TARGET}", "bs=4k", "count=1", "oflag=direct")
         await volume.unpublish()
+        form.output("rm", "-f", TARGET)  # as a kubelet does
 
 
 async def growth_on_host(form: Form) -> None:
@@ -171,6 +174,8 @@ async def statistics(form: Form) -> None:
             assert (usage.total, usage.used) == (1000, 400)
             assert usage.available <= 500  # of Kata's: less the blocks that are reserved for root
         await volume.unpublish()
+        if volume.driver != OWN_DRIVER:  # the smallest driver has none
+            return
         await volume.publish(defer=False)
         usages = (await volume.co.stats(volume.id, TARGET, staging_target_path=STAGING)).usage
         assert max(usage.total for usage in usages) > MIB
