@@ -9,6 +9,7 @@ import pytest
 from tests.support import capabilities, trees
 from tests.support.kubernetes import cluster as clusters
 from tests.support.kubernetes.cluster import Cluster
+from tests.support.kubernetes.writers import Writers
 
 
 @pytest.fixture(scope="session")
@@ -34,3 +35,11 @@ def cluster(installed: Cluster) -> Iterator[Cluster]:
     with installed.plane.snapshots_served(*flags):
         installed.upgrade(clusters.values())
         yield installed
+
+
+@pytest.fixture
+def writers(cluster: Cluster) -> Iterator[Writers]:
+    """Two pods that write all the time; they end with the test, and leave nothing."""
+    started = Writers.started(cluster)
+    yield started
+    started.end()

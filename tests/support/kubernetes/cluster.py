@@ -57,13 +57,17 @@ class Cluster:
                     cluster.kubectl.run("label", "node", NODE, "crust.dev/enabled-")
                     cluster.kubectl.gone("pods", *OF_CRUST)
 
-    def follow(self, step: str, **names: str) -> str:
-        """The output of a step of the page, run by a shell in the checkout; `names` are the words in its place."""
-        for word, value in {"<version>": images.tag(), "NODE": NODE, **names}.items():
+    def follow(self, step: str, build: images.Build | None = None, **names: str) -> str:
+        """The output of a step of a page, run by a shell in the checkout of a build, or in this one.
+
+        `names` are the words in the place of those of the page.
+        """
+        build = build or images.own()
+        for word, value in {"<version>": build.tag, "NODE": NODE, **names}.items():
             step = step.replace(word, value)
         found = {"KUBECONFIG": str(self.kubectl.kubeconfig), "PATH": f"{chart.HELM.parent}:{PATH}"}
         done = subprocess.run(
-            ["bash", "-euc", step], cwd=images.CHECKOUT, env={**os.environ, **found},
+            ["bash", "-euc", step], cwd=build.checkout, env={**os.environ, **found},
             check=False, capture_output=True, text=True,
         )  # fmt: skip
         assert done.returncode == 0, f"{step}: {done.stdout}{done.stderr}"
@@ -88,6 +92,11 @@ class Cluster:
         """The output of a command in the pod of crust on the node."""
         inside = ("exec", DAEMONSET, f"--namespace={chart.NAMESPACE}", "--container=crust", "--")
         return self.kubectl.run(*inside, "crust", *command)
+
+    def inside(self, pod: str, script: str) -> str:
+        """The output of a script where the volume of a pod is mounted: in its microVM, or in its first container."""
+        is_guest = self.kubectl.get("pod", pod)["spec"].get("runtimeClassName") == microvm.HANDLER
+        return self.in_guest(pod, script) if is_guest else self.kubectl.shell(pod, script)
 
     def in_guest(self, pod: str, script: str) -> str:
         """The output of a script in the microVM of a pod, with its volume at /data."""
@@ -142,13 +151,13 @@ def claim(name: str, storage_class: str, size: str = "320Mi", **spec: Any) -> di
     }
 
 
-def pod(name: str, claim_name: str, **spec: Any) -> dict[str, Any]:
-    """A pod that waits, with the volume of a claim at /data."""
+def pod(name: str, claim_name: str, script: str = _SCRIPT, **spec: Any) -> dict[str, Any]:
+    """A pod that runs a script, and waits without one, with the volume of a claim at /data."""
     container = {
         "name": "shell",
         "image": images.SHELL,
         "imagePullPolicy": "IfNotPresent",
-        "command": ["sh", "-c", _SCRIPT],
+        "command": ["sh", "-c", script],
         "volumeMounts": [{"name": "data", "mountPath": "/data"}],
     }
     volume = {"name": "data", "persistentVolumeClaim": {"claimName": claim_name}}

@@ -10,6 +10,7 @@ import subprocess
 import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
@@ -32,6 +33,7 @@ _SCRIPTS = {
     "usr/bin/nsenter": '#!/bin/sh\nshift 2\nexec chroot /rootfs "$@"\n',
 }
 """What the suite runs and crust's image lacks. Its nsenter would enter process 1, whose mounts are not the node's."""
+_VERSION_FILE = "opt/crust/lib/python3.11/site-packages/crust/_version.py"
 
 
 def tag() -> str:
@@ -39,19 +41,54 @@ def tag() -> str:
     return environments.version().replace("+", "-")
 
 
-def own() -> Path:
-    """The file of crust's image of this checkout."""
-    path = CHECKOUT / "build" / f"crust-csi-{tag()}.tar"
-    assert path.exists(), f"{path} is missing: run make image"
-    return path
+@dataclass(frozen=True, slots=True)
+class Build:
+    """An image of crust, whose file is in `build` of a checkout, as `make image` leaves it."""
+
+    tag: str
+    checkout: Path
+
+    @property
+    def file(self) -> Path:
+        return self.checkout / "build" / f"crust-csi-{self.tag}.tar"
+
+
+def own() -> Build:
+    """That of this checkout."""
+    build = Build(tag(), CHECKOUT)
+    assert build.file.exists(), f"{build.file} is missing: run make image"
+    return build
+
+
+def of_another_version(directory: Path) -> Build:
+    """The same programs, which say another version; its checkout, a new directory, has the chart of this one."""
+    build = Build("0.1.dev99999", directory)
+    (directory / "build").mkdir(parents=True)
+    (directory / "deploy").symlink_to(CHECKOUT / "deploy")
+    layout, layer = directory / "layout", directory / "version.tar"
+    _extract(layout)
+    with tarfile.open(layer, "w") as tar:
+        _add(tar, _VERSION_FILE, f'__version__ = "{build.tag}"\n', 0o644)
+    base = f"{layout}:{tag()}"
+    _umoci("raw", "add-layer", "--image", base, "--tag", build.tag, str(layer))
+    _umoci("rm", "--image", base)
+    _umoci("gc", "--layout", str(layout))
+    with tarfile.open(build.file, "w") as tar:
+        for path in sorted(layout.iterdir()):
+            tar.add(path, path.name)
+    return build
+
+
+def _extract(layout: Path) -> None:
+    with tarfile.open(own().file) as tar:
+        tar.extractall(layout, filter="data")
 
 
 @contextmanager
 def served(directory: Path) -> Iterator[str]:
     """The URL of a registry that has them while the block runs; its files are below `directory`."""
     layout = directory / "layout"
-    with tarfile.open(own()) as tar:
-        tar.extractall(layout, filter="data")
+    _extract(layout)
     base = f"{layout}:{tag()}"
     _umoci("config", "--image", base, "--tag", "shell", *_entrypoint("sleep", "infinity"))
     tags = {_within_registry(name): "shell" for name in _SHELLS}
@@ -63,7 +100,7 @@ def served(directory: Path) -> Iterator[str]:
             with tarfile.open(layer, "w") as tar:
                 tar.add(PROGRAMS / program, program)
                 for path, text in _SCRIPTS.items() if name in of_suite else ():
-                    _add_script(tar, path, text)
+                    _add(tar, path, text, 0o755)
             _umoci("raw", "add-layer", "--image", base, "--tag", program, str(layer))
             _umoci("config", "--image", f"{layout}:{program}", *_entrypoint(f"/{program}"))
         tags[_within_registry(name)] = program
@@ -77,9 +114,9 @@ def sidecars() -> dict[str, str]:
     return {role: named[role]["image"] for role in ("provisioner", "resizer", "snapshotter")}
 
 
-def _add_script(tar: tarfile.TarFile, path: str, text: str) -> None:
+def _add(tar: tarfile.TarFile, path: str, text: str, mode: int) -> None:
     entry = tarfile.TarInfo(path)
-    entry.mode, entry.size = 0o755, len(text)
+    entry.mode, entry.size = mode, len(text)
     tar.addfile(entry, io.BytesIO(text.encode()))
 
 

@@ -16,11 +16,11 @@ WITHIN_S = 180
 """It is only waited for in a failure."""
 
 
-def until(asked: Callable[[], Answer]) -> Answer:
+def until(asked: Callable[[], Answer], within_s: int = WITHIN_S) -> Answer:
     """Ask until the answer is not empty: for what kubectl cannot watch."""
-    ends_s = time.monotonic() + WITHIN_S
+    ends_s = time.monotonic() + within_s
     while not (answer := asked()):
-        assert time.monotonic() < ends_s, f"not within {WITHIN_S} s: the answer is {answer!r}"
+        assert time.monotonic() < ends_s, f"not within {within_s} s: the answer is {answer!r}"
     return answer
 
 

@@ -7,11 +7,16 @@ DOCS = Path(__file__).parents[3] / "docs"
 _FENCE = "```"
 
 
+def text(page: str) -> str:
+    """The page as it stands."""
+    return (DOCS / page).read_text(encoding="utf-8")
+
+
 def blocks(page: str) -> list[str]:
     """Each block without its fence or its indentation."""
     found: list[list[str]] = []
     is_fenced, before = False, ""
-    for line in (DOCS / page).read_text(encoding="utf-8").splitlines():
+    for line in text(page).splitlines():
         if line.strip().startswith(_FENCE):
             is_fenced = not is_fenced
             if is_fenced:
