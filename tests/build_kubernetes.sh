@@ -20,8 +20,9 @@ done
 client=github.com/kubernetes-csi/external-snapshotter/client/v8
 of=k8s.io/kubernetes/cmd
 {
-	cd "$source"
-	"$go" build -ldflags "$flags" -o "$directory/" ./etcd ./cri $of/kube-apiserver $of/kubectl $of/kubelet &&
+	(cd "$source/etcd" && "$go" build -ldflags "-s -w" -o "$directory/" .) &&
+		cd "$source" &&
+		"$go" build -ldflags "$flags" -o "$directory/" ./cri $of/kube-apiserver $of/kubectl $of/kubelet &&
 		if [ "${2:-}" = whole ]; then
 			"$go" build -ldflags "$flags" -o "$directory/" $of/kube-controller-manager $of/kube-scheduler &&
 				xargs -n 1 env GOBIN="$directory" "$go" install -ldflags "-s -w" <containerd.txt &&

@@ -12,8 +12,10 @@ from tests.support import chart
 from tests.support.chart import objects, of_kind, one
 from tests.support.chart_forms import FORMS
 from tests.support.kubernetes import images
+from tests.support.pages import page_blocks
 
 PAGE = (chart.CHECKOUT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
+THIRD_PARTY = chart.CHECKOUT / "tests/support/third_party/kubernetes"
 STEPS = PAGE.partition("\n## Five steps")[2].partition("\n## ")[0]
 VALUES = yaml.safe_load((chart.CHART / "values.yaml").read_text(encoding="utf-8"))
 
@@ -62,10 +64,22 @@ def value_at(path: str) -> Any:
 
 
 def test_kubernetes_tests_build_sidecars_that_they_name() -> None:
-    modules = (chart.CHECKOUT / "tests/support/third_party/kubernetes/sidecars/go.mod").read_text()
+    modules = (THIRD_PARTY / "sidecars/go.mod").read_text()
     built = re.findall(r"kubernetes-csi/external-(\w+)/v\d+ (v\S+)", modules)
     named = {name.rpartition("/")[2] for name in (*images.sidecars().values(), images.ATTACHER)}
     assert {f"csi-{role}:{version}" for role, version in built} == named
+
+
+def test_page_names_the_versions_that_are_built() -> None:
+    """docs/conformance.md, "In a real Kubernetes"."""
+    page = page_blocks.text("conformance.md")
+    for file, module, name in (
+        ("go.mod", "k8s.io/kubernetes v", "Kubernetes "),
+        ("etcd/go.mod", "go.etcd.io/etcd/server/v3 v", "etcd "),
+        ("containerd.txt", "/cmd/containerd@v", "containerd "),
+    ):
+        (version,) = re.findall(rf"{module}([0-9.]+)$", (THIRD_PARTY / file).read_text(), re.MULTILINE)
+        assert f"{name}{version}, " in page
 
 
 def test_values_of_the_pages_exist() -> None:

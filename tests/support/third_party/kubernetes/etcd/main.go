@@ -1,4 +1,4 @@
-// The etcd of the cluster, at the version that the API server's own modules name.
+// The etcd of the cluster, in a module of its own: its modules are newer than those of the API server.
 package main
 
 import (
