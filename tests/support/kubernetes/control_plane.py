@@ -17,7 +17,6 @@ from tests.support.kubernetes.kubectl import Kubectl
 
 SERVICE, SERVICES = "10.96.0.1", "10.96.0.0/24"
 NODE, ADDRESS = "node-1", "10.99.0.1"
-_SNAPSHOTS = PROGRAMS.parent / "snapshots.yaml"
 _USERS = {
     "admin": ("admin", "system:masters"),
     "kubelet": (f"system:node:{NODE}", "system:nodes"),
@@ -64,10 +63,17 @@ class ControlPlane:
         with self._etcd().running(), self._api_server().running():
             yield
 
+    def define(self, *names: str) -> None:
+        """Make the CustomResourceDefinitions of files of `make kubernetes`: snapshots, monitoring."""
+        for name in names:
+            file = PROGRAMS.parent / f"{name}.yaml"
+            self.admin.run("apply", "--server-side", f"--filename={file}")
+        self.admin.wait("condition=Established", "crd", "--all")
+
     @contextmanager
     def snapshots_served(self, *flags: str) -> Iterator[None]:
         """external-snapshotter's definitions are there, and its snapshot-controller runs while the block does."""
-        self.admin.run("apply", "--server-side", f"--filename={_SNAPSHOTS}")
+        self.define("snapshots")
         user = f"--kubeconfig={self.kubeconfig('admin')}"
         with self._daemon("snapshot-controller", user, *flags, notifies=False).running():
             yield
