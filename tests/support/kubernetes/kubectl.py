@@ -73,19 +73,29 @@ class Kubectl:
         )
         met = ("condition met", "deleted", "created")
         if not done.strip() or not all(line.endswith(met) for line in done.splitlines()):
-            shown = self.run("describe", *what, may_fail=True)
-            events = self.run(
-                "get", "events", "--all-namespaces", "--sort-by=.lastTimestamp", may_fail=True
-            )
-            of_crust = ("--namespace=crust-system", "--selector=app.kubernetes.io/name=crust-node")
-            logs = self.run("logs", *of_crust, "--all-containers", "--tail=20", may_fail=True)
-            texts = (shown, events[-6000:], logs)
-            raise AssertionError("\n".join((f"not {condition}: {what}", *texts)))
+            raise self._not_met(condition, what)
 
     def gone(self, *what: str) -> None:
-        """Wait until objects, which are being deleted, are gone."""
-        if self.run("get", "--ignore-not-found", "--output=name", *what):
-            self.wait("delete", *what)
+        """Wait until objects, which are being deleted, are gone; some may be gone already."""
+        if self._left(what):
+            waited = ("wait", "--for=delete", f"--timeout={self.within_s}s", *what)
+            self.run(*waited, may_fail=True)
+            if self._left(what):
+                raise self._not_met("delete", what)
+
+    def _left(self, what: tuple[str, ...]) -> str:
+        return self.run("get", "--ignore-not-found", "--output=name", *what)
+
+    def _not_met(self, condition: str, what: tuple[str, ...]) -> AssertionError:
+        """It shows the objects, and what happened to them."""
+        shown = self.run("describe", *what, may_fail=True)
+        events = self.run(
+            "get", "events", "--all-namespaces", "--sort-by=.lastTimestamp", may_fail=True
+        )
+        of_crust = ("--namespace=crust-system", "--selector=app.kubernetes.io/name=crust-node")
+        logs = self.run("logs", *of_crust, "--all-containers", "--tail=20", may_fail=True)
+        texts = (shown, events[-6000:], logs)
+        return AssertionError("\n".join((f"not {condition}: {what}", *texts)))
 
     def shell(self, pod: str, script: str) -> str:
         """The output of a script in a pod's first container."""
