@@ -78,7 +78,9 @@ def test_page_names_the_versions_that_are_built() -> None:
         ("etcd/go.mod", "go.etcd.io/etcd/server/v3 v", "etcd "),
         ("containerd.txt", "/cmd/containerd@v", "containerd "),
     ):
-        (version,) = re.findall(rf"{module}([0-9.]+)$", (THIRD_PARTY / file).read_text(), re.MULTILINE)
+        (version,) = re.findall(
+            rf"{module}([0-9.]+)$", (THIRD_PARTY / file).read_text(), re.MULTILINE
+        )
         assert f"{name}{version}, " in page
 
 
