@@ -216,9 +216,7 @@ def _problems_of(node: views.ProxyAnswer) -> Iterable[views.Problem]:
     for handler in node.handlers:
         if handler.message and f"runtime handler {handler.name}" not in own:
             yield _reported(handler)
-    for entry in node.volumes:
-        if entry.state == "unreadable":
-            yield views.Problem(f"entry {entry.entry}", "", entry.message)
+    yield from views.unreadable(node.volumes)
 
 
 def _reported(handler: views.HandlerRow) -> views.Problem:

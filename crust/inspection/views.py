@@ -296,6 +296,13 @@ def pool_problems(drivers: Iterable[DriverRow], state: str) -> Iterator[Problem]
             yield Problem(f"pool of driver {row.name}", "", messages[state])
 
 
+def unreadable(volumes: Iterable[VolumeRow]) -> Iterator[Problem]:
+    """A problem for each entry of the handoff directory that cannot be read."""
+    for entry in volumes:
+        if entry.state == "unreadable":
+            yield Problem(f"entry {entry.entry}", "", entry.message)
+
+
 def pod_of(target: str) -> str:
     """The UID of the pod of a kubelet's target path; empty for another path."""
     pod = _POD.search(target)

@@ -62,15 +62,18 @@ def sockets_match(node: Node) -> Iterator[Finding]:
 
 @doctor_check("sockets")
 def sockets(node: Node) -> Iterator[Finding]:
-    """Each socket of the proxy is served, or does not exist; no socket is stale."""
+    """Each socket of the proxy is served, and by its mode for root alone."""
     paths = [f"{node.run_dir}/{name}" for name in _SOCKETS]
     if node.answer is not None:
         paths += [driver.socket for driver in node.answer.drivers]
     elif settings := node.proxy_settings():
         paths += [driver.socket for driver in settings.drivers]
-    if node.has(node.run_dir) and node.at(node.run_dir).stat().st_mode & 0o022:
-        why = "daemons do not start: a socket there could be another user's"
-        yield error(f"{node.run_dir} can be written by others", why, f"chmod 0700 {node.run_dir}")
+    volumes = f"{node.run_dir}/volumes"
+    # a kubelet makes the run directory of pods 0755
+    for path, refused in ((node.run_dir, 0o022), *((each, 0o077) for each in (volumes, *paths))):
+        if node.has(path) and (mode := node.at(path).stat().st_mode) & refused:
+            why = "another user could call crust, or be a runtime handler, which gets passphrases"
+            yield error(f"{path} has mode {mode & 0o777:04o}", why, f"chmod go= {path}")
     missing = [path for path in paths if not node.has(path)]
     for path in (path for path in paths if path not in missing):
         look = partial(daemon_calls.check_socket, "the proxy", str(node.at(path)), start="start it")
@@ -91,11 +94,11 @@ def proxy(node: Node) -> Iterator[Finding]:
     elif node.answer is not None:
         for exception in node.answer.warnings:
             yield warning(exception.message, "", f"crust explain {exception.error_name}")
-        for problem in node.answer.problems:
-            yield error(
-                f"{problem.component}: {problem.message}", "", f"crust explain {problem.error_name}"
-            )
-        if not node.answer.problems:
+        problems = (*node.answer.problems, *views.unreadable(node.answer.volumes))
+        for problem in problems:
+            todo = f"crust explain {problem.error_name}" if problem.error_name else "crust volumes"
+            yield error(f"{problem.component}: {problem.message}", "", todo)
+        if not problems:
             yield ok("the proxy is healthy")
 
 

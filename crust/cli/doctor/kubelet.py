@@ -45,7 +45,7 @@ def root(node: Node) -> Iterator[Finding]:
 
 @doctor_check("kubelet-registry")
 def registry(node: Node) -> Iterator[Finding]:
-    """The directory in which the proxy registers its drivers."""
+    """The directory in which the proxy registers its drivers, and what the kubelet has said to them."""
     settings = node.proxy_settings()
     if settings is None or not settings.plugins_registry:
         yield warning(
@@ -60,7 +60,16 @@ def registry(node: Node) -> Iterator[Finding]:
             "correct plugins_registry, or start the kubelet once",
         )
     else:
-        yield ok(f"drivers are registered in {settings.plugins_registry}")
+        served = node.answer.drivers if node.answer is not None else ()
+        outside = [driver for driver in served if driver.registration in ("waiting", "refused")]
+        for driver in outside:
+            yield (error if driver.registration == "refused" else warning)(
+                f"driver {driver.name} is not registered: {driver.registration}",
+                "no pod of this node gets its volumes",
+                "start the kubelet, if none runs; else crust drivers and the kubelet's log say why",
+            )
+        if not outside:
+            yield ok(f"drivers are registered in {settings.plugins_registry}")
 
 
 @doctor_check("mount-propagation")

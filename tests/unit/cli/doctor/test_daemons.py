@@ -8,7 +8,7 @@ import pytest
 
 from crust.cli.doctor.node import Level, Node
 from crust.core import errors
-from crust.inspection import views
+from crust.inspection import show, views
 from crust.inspection.views import ProxyAnswer
 from tests.support.nodes.examined_node import DRIVER, HEALTHY, bad, found, write
 
@@ -57,17 +57,28 @@ def test_sockets_are_served_or_stale_or_missing(good: Node) -> None:
     run = good.root / "run/crust"
     run.mkdir(parents=True)
     run.chmod(0o777)
-    assert "chmod 0700 /run/crust" in bad(good, "sockets", Level.ERROR), "and not: remove it"
-    run.chmod(0o700)
+    assert "chmod go= /run/crust" in bad(good, "sockets", Level.ERROR), "and not: remove it"
+    run.chmod(0o755)
     with socket.socket(socket.AF_UNIX) as served, socket.socket(socket.AF_UNIX) as left:
         served.bind(str(good.root / "run/crust/runtime.sock"))
         served.listen()
         left.bind(str(good.root / "run/crust/handlers.sock"))
+        for path in run.iterdir():
+            path.chmod(0o600)
         levels = [finding.level for finding in found(good, "sockets")]
         text = " ".join(f"{finding.what} {finding.why}" for finding in found(good, "sockets"))
     assert levels == [Level.OK, Level.ERROR, Level.ERROR]
     assert "the socket is stale" in text
     assert "inspect.sock" in text
+
+
+@pytest.mark.parametrize("name", ["handlers.sock", "volumes"])
+def test_socket_that_other_users_can_open_is_an_error(good: Node, name: str) -> None:
+    path = write(good.root, f"run/crust/{name}")
+    path.chmod(0o666)
+    assert f"/run/crust/{name} has mode 0666" in bad(good, "sockets", Level.ERROR)
+    path.chmod(0o600)
+    assert not any("mode" in finding.what for finding in found(good, "sockets"))
 
 
 def test_proxy_that_is_away_is_one_error(good: Node) -> None:
@@ -78,6 +89,10 @@ def test_proxy_that_is_away_is_one_error(good: Node) -> None:
 
 LOW = views.Pool(1000, 500, 900, 0, 100)
 FULL = replace(LOW, allocated_bytes=999)
+UNREADABLE = views.VolumeRow(
+    *("", "", "", "", "", "", "", ""), readonly=False, capacity_bytes=0, state="unreadable", sandbox_id="",
+    claimed_by_pid=0, claimed_at=None, published_at=None, decided_by="", entry="0a", message="not JSON",
+)  # fmt: skip
 HANGS = replace(LOW, free_bytes=500, conditions=(views.Problem("operations", "X", "hang"),))
 
 
@@ -85,6 +100,7 @@ HANGS = replace(LOW, free_bytes=500, conditions=(views.Problem("operations", "X"
     ("name", "answered", "level"),
     [
         ("proxy", replace(HEALTHY, problems=(views.Problem("threads", "X", "hangs"),)), Level.ERROR),
+        ("proxy", replace(HEALTHY, volumes=(UNREADABLE,)), Level.ERROR),
         ("proxy", replace(HEALTHY, warnings=(views.Problem("groups", "X", "/agent"),)), Level.WARNING),
         ("drivers", replace(HEALTHY, drivers=(replace(DRIVER, state="not-ready"),)), Level.ERROR),
         ("drivers", replace(HEALTHY, drivers=(replace(DRIVER, pool=HANGS),)), Level.ERROR),
@@ -100,3 +116,4 @@ def test_condition_that_the_proxy_reports_is_a_finding(
     good: Node, name: str, answered: ProxyAnswer, level: Level
 ) -> None:
     bad(replace(good, proxy=answered), name, level)
+    assert show.of_node(answered).healthy == (level is not Level.ERROR), "as `crust status` says"

@@ -38,6 +38,12 @@ def test_doctor_settings_of_proxy_count_where_its_unit_is_enabled(good: Node) ->
     assert "/other does not exist" in bad(good, "kubelet-registry", Level.ERROR)
 
 
+@pytest.mark.parametrize(("state", "level"), [("waiting", Level.WARNING), ("refused", Level.ERROR)])
+def test_driver_that_kubelet_has_not_taken_is_not_ok(good: Node, state: str, level: Level) -> None:
+    node = replace(good, proxy=replace(HEALTHY, drivers=(replace(DRIVER, registration=state),)))
+    assert f"is not registered: {state}" in bad(node, "kubelet-registry", level)
+
+
 def test_kubelet_on_a_filesystem_without_seals_is_a_warning(good: Node) -> None:
     node = replace(good, has_seals=lambda path: path != good.root / "var/lib/kubelet/pods")
     assert "has no immutable attribute" in bad(node, "kubelet-root", Level.WARNING)
