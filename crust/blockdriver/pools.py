@@ -24,7 +24,7 @@ from crust.blockdriver.controller.class_parameters import POOL
 from crust.blockdriver.controller.list_volumes import PAGE_MAX, Listed
 from crust.blockdriver.engines import pool_access
 from crust.blockdriver.pool_watch import PoolWatch
-from crust.blockdriver.records.node_state import NodeState
+from crust.blockdriver.records.node_state import NodeState, Published
 from crust.blockdriver.settings import DEFAULT_POOL
 from crust.core import errors, supervised
 from crust.rpc.call import Call
@@ -276,9 +276,9 @@ def _pool_ids(request: Message) -> Iterator[str]:
 def _pool_volume(listed: Listed, node_state: NodeState, pool_name: str) -> pool_pb2.PoolVolume:
     condition = listed.health.condition
     problems = [condition.message] if condition.abnormal else []
-    targets: list[str] = []
+    publishes: tuple[Published, ...] = ()
     try:
-        targets = [entry.target for entry in node_state.of(listed.volume_id).publishes]
+        publishes = node_state.of(listed.volume_id).publishes
     except errors.Corrupt as error:
         problems.append(error.shown())
     return pool_pb2.PoolVolume(
@@ -286,8 +286,9 @@ def _pool_volume(listed: Listed, node_state: NodeState, pool_name: str) -> pool_
         name=listed.record.name if listed.record else "",
         capacity_bytes=listed.record.capacity_bytes if listed.record else 0,
         nodes=listed.nodes,
-        targets=targets,
+        targets=[entry.target for entry in publishes],
         problem="; ".join(problems),
         thick=listed.record is not None and listed.record.thick,
         pool=pool_name,
+        pods=[entry.pod for entry in publishes],
     )

@@ -8,6 +8,7 @@ use. The command asks the operator first: it cannot know whether Kubernetes stil
 import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import click
 from rich.text import Text
@@ -138,8 +139,9 @@ async def _volumes(
         rows = []
         async for row in listed:
             entry = entries.get(row.volume_id)
-            pod_names = {entry.target_path: entry.pod} if entry is not None else {}
-            pods = [pod_names.get(target) or views.pod_of(target) for target in row.targets]
+            # a driver of an earlier version names no pods
+            uses = zip_longest(row.targets, row.pods, fillvalue="")
+            pods = [pod or views.pod_of(target) for target, pod in uses]
             state = "attached" if row.nodes else "unused"
             if entry is not None:
                 state = entry.state

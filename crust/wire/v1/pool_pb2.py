@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from crust.wire.v1 import inspect_pb2 as crust_dot_wire_dot_v1_dot_inspect__pb2
 
 
-DESCRIPTOR = _pool.POOL.AddSerializedFile(b'\n\x18\x63rust/wire/v1/pool.proto\x12\x08\x63rust.v1\x1a\x1b\x63rust/wire/v1/inspect.proto\"\x10\n\x0eGetPoolRequest\"\x92\x02\n\x0fGetPoolResponse\x12\x12\n\nsize_bytes\x18\x01 \x01(\x03\x12\x17\n\x0f\x61llocated_bytes\x18\x02 \x01(\x03\x12\x16\n\x0ereserved_bytes\x18\x03 \x01(\x03\x12\x12\n\nfree_bytes\x18\x04 \x01(\x03\x12\x11\n\tlow_bytes\x18\x05 \x01(\x03\x12\r\n\x05thick\x18\x06 \x01(\x08\x12\x39\n\nconditions\x18\x07 \x03(\x0b\x32%.crust.v1.GetHealthResponse.Condition\x12\x0c\n\x04name\x18\x08 \x01(\t\x12\x0f\n\x07problem\x18\t \x01(\t\x12*\n\x07\x66urther\x18\n \x03(\x0b\x32\x19.crust.v1.GetPoolResponse\"\x18\n\x16ListPoolVolumesRequest\"\x93\x01\n\nPoolVolume\x12\x11\n\tvolume_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x03 \x01(\x03\x12\r\n\x05nodes\x18\x04 \x03(\t\x12\x0f\n\x07targets\x18\x05 \x03(\t\x12\x0f\n\x07problem\x18\x06 \x01(\t\x12\r\n\x05thick\x18\x07 \x01(\x08\x12\x0c\n\x04pool\x18\x08 \x01(\t2\x97\x01\n\x04Pool\x12@\n\x07GetPool\x12\x18.crust.v1.GetPoolRequest\x1a\x19.crust.v1.GetPoolResponse\"\x00\x12M\n\x0fListPoolVolumes\x12 .crust.v1.ListPoolVolumesRequest\x1a\x14.crust.v1.PoolVolume\"\x00\x30\x01\x42\x1bZ\x19\x63rust.dev/wire/v1;crustv1b\x06proto3')
+DESCRIPTOR = _pool.POOL.AddSerializedFile(b'\n\x18\x63rust/wire/v1/pool.proto\x12\x08\x63rust.v1\x1a\x1b\x63rust/wire/v1/inspect.proto\"\x10\n\x0eGetPoolRequest\"\x92\x02\n\x0fGetPoolResponse\x12\x12\n\nsize_bytes\x18\x01 \x01(\x03\x12\x17\n\x0f\x61llocated_bytes\x18\x02 \x01(\x03\x12\x16\n\x0ereserved_bytes\x18\x03 \x01(\x03\x12\x12\n\nfree_bytes\x18\x04 \x01(\x03\x12\x11\n\tlow_bytes\x18\x05 \x01(\x03\x12\r\n\x05thick\x18\x06 \x01(\x08\x12\x39\n\nconditions\x18\x07 \x03(\x0b\x32%.crust.v1.GetHealthResponse.Condition\x12\x0c\n\x04name\x18\x08 \x01(\t\x12\x0f\n\x07problem\x18\t \x01(\t\x12*\n\x07\x66urther\x18\n \x03(\x0b\x32\x19.crust.v1.GetPoolResponse\"\x18\n\x16ListPoolVolumesRequest\"\xa1\x01\n\nPoolVolume\x12\x11\n\tvolume_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x03 \x01(\x03\x12\r\n\x05nodes\x18\x04 \x03(\t\x12\x0f\n\x07targets\x18\x05 \x03(\t\x12\x0f\n\x07problem\x18\x06 \x01(\t\x12\r\n\x05thick\x18\x07 \x01(\x08\x12\x0c\n\x04pool\x18\x08 \x01(\t\x12\x0c\n\x04pods\x18\t \x03(\t2\x97\x01\n\x04Pool\x12@\n\x07GetPool\x12\x18.crust.v1.GetPoolRequest\x1a\x19.crust.v1.GetPoolResponse\"\x00\x12M\n\x0fListPoolVolumes\x12 .crust.v1.ListPoolVolumesRequest\x1a\x14.crust.v1.PoolVolume\"\x00\x30\x01\x42\x1bZ\x19\x63rust.dev/wire/v1;crustv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,7 +40,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTPOOLVOLUMESREQUEST']._serialized_start=362
   _globals['_LISTPOOLVOLUMESREQUEST']._serialized_end=386
   _globals['_POOLVOLUME']._serialized_start=389
-  _globals['_POOLVOLUME']._serialized_end=536
-  _globals['_POOL']._serialized_start=539
-  _globals['_POOL']._serialized_end=690
+  _globals['_POOLVOLUME']._serialized_end=550
+  _globals['_POOL']._serialized_start=553
+  _globals['_POOL']._serialized_end=704
 # @@protoc_insertion_point(module_scope)

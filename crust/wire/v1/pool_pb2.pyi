@@ -124,6 +124,7 @@ class PoolVolume(_message.Message):
     PROBLEM_FIELD_NUMBER: _builtins.int
     THICK_FIELD_NUMBER: _builtins.int
     POOL_FIELD_NUMBER: _builtins.int
+    PODS_FIELD_NUMBER: _builtins.int
     volume_id: _builtins.str
     name: _builtins.str
     """Of CreateVolume; in Kubernetes the name of the PersistentVolume. Empty if the record cannot be read."""
@@ -142,6 +143,10 @@ class PoolVolume(_message.Message):
     def targets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Where the volume is published on this node."""
 
+    @_builtins.property
+    def pods(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Namespace and name of the pod of each target, in their order; empty where the CO does not send them."""
+
     def __init__(
         self,
         *,
@@ -153,10 +158,11 @@ class PoolVolume(_message.Message):
         problem: _builtins.str = ...,
         thick: _builtins.bool = ...,
         pool: _builtins.str = ...,
+        pods: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_bytes", b"capacity_bytes", "name", b"name", "nodes", b"nodes", "pool", b"pool", "problem", b"problem", "targets", b"targets", "thick", b"thick", "volume_id", b"volume_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_bytes", b"capacity_bytes", "name", b"name", "nodes", b"nodes", "pods", b"pods", "pool", b"pool", "problem", b"problem", "targets", b"targets", "thick", b"thick", "volume_id", b"volume_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -212,8 +212,10 @@ async def test_pool_shows_space_and_who_has_each_volume(chain: BlockNode) -> Non
     on_host = (await chain.co.create("other", capability(), size=32 * MIB)).volume_id
     await chain.stage(on_host, "second")
     host_target = chain.places.target("pod-2")
+    pod = {"csi.storage.k8s.io/pod.namespace": "shop", "csi.storage.k8s.io/pod.name": "db-0"}
+    staging = chain.staging("second")
     published = chain.co.publish(
-        on_host, host_target, capability(), defer=False, staging=chain.staging("second")
+        on_host, host_target, capability(), defer=False, staging=staging, volume_context=pod
     )
     await chain.note_publish(on_host, host_target, published)
     unused = (await chain.co.create("idle", capability(), size=32 * MIB)).volume_id
@@ -222,6 +224,7 @@ async def test_pool_shows_space_and_who_has_each_volume(chain: BlockNode) -> Non
     states = {row["volume_id"]: row["state"] for row in document["volumes"]}
     assert states == {deferred: "claimed", on_host: "on-host", unused: "unused"}
     assert {row["pv"] for row in document["volumes"]} == {"pvc", "other", "idle"}
+    assert {row["volume_id"]: row["pods"] for row in document["volumes"]}[on_host] == ["shop/db-0"]
     (pool,) = document["pools"]
     assert pool["space"]["reserved_bytes"] == sum(row["size_bytes"] for row in document["volumes"])
     assert 0 < pool["space"]["free_bytes"] < pool["space"]["size_bytes"]
