@@ -147,7 +147,7 @@ def _listing(
 
 
 def describe(name: str) -> Question:
-    """All facts about one volume, at each of its targets. Raises `VolumeNotDeferred`."""
+    """All facts about one volume, at each of its targets. Raises `PodAmbiguous`, `VolumeNotDeferred`."""
 
     async def ask(stub: Stub, run_dir: str) -> Shown:
         rows = await find(stub, name)
@@ -165,9 +165,13 @@ _HOW_TO_NAME = "`crust volumes` lists deferred volumes; give its id, its Persist
 
 
 async def find(stub: Stub, name: str, hint: str = _HOW_TO_NAME) -> tuple[views.VolumeRow, ...]:
-    """The volume of that name, at each of its targets. Raises `VolumeNotDeferred`, with the hint."""
+    """The volume of that name, at each of its targets. Raises `PodAmbiguous`, `VolumeNotDeferred`, with the hint."""
     volumes = await volumes_of(stub)
     if rows := tuple(volume for volume in volumes if name and name in volume.names):
+        pods = sorted({row.pod for row in rows if row.pod.endswith(f"/{name}")})
+        if len(pods) > 1:
+            what = f"{name} is the name of {len(pods)} pods"
+            raise errors.InvalidRequest.named("PodAmbiguous", what, why=", ".join(pods))
         return rows
     why = "the handoff directory has no entry for it"
     if unreadable := sum(volume.state == "unreadable" for volume in volumes):

@@ -175,8 +175,9 @@ class VolumeRow:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names by which `crust describe` finds the volume."""
-        return (self.volume_id, self.target_path, self.entry, self.pv, self.pod, self.pod_uid)
+        """The names by which `crust describe` finds the volume; the pod's with and without its namespace."""
+        pod = (self.pod, self.pod.partition("/")[2], self.pod_uid)
+        return (self.volume_id, self.target_path, self.entry, self.pv, *pod)
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,10 +103,16 @@ async def test_volume_is_found_by_pod_persistent_volume_target_and_id(node: Fake
     assert "shop/db-0" in (await crust(node, "volumes")).output
     for words in (("--pod", "shop/db-0"), ("--pod", "db-0")):
         assert (await crust(node, "volumes", "-o", "name", *words)).output == "vol-1\n"
-    for name in ("shop/db-0", "pv-1", target, "vol-1"):
+    for name in ("shop/db-0", "db-0", "uid-1", "pv-1", target, "vol-1"):
         assert "volume        vol-1" in (await crust(node, "describe", name)).output
     unknown = await crust(node, "describe", "vol-9")
     assert (unknown.exit_code, "[VolumeNotDeferred]" in unknown.output) == (1, True)
+    pod["csi.storage.k8s.io/pod.namespace"] = "test"
+    await node.co.publish("vol-3", f"{target}-3", volume_context={**NAMED, **pod})
+    several = await crust(node, "describe", "db-0")
+    assert (several.exit_code, "[PodAmbiguous]" in several.output) == (2, True)
+    assert "shop/db-0, test/db-0" in several.output
+    assert "vol-3" in (await crust(node, "describe", "test/db-0")).output
 
 
 async def test_described_volume_has_sandbox_process_times_and_request(node: FakeNode) -> None:
