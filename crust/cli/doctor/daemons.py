@@ -64,10 +64,8 @@ def sockets_match(node: Node) -> Iterator[Finding]:
 def sockets(node: Node) -> Iterator[Finding]:
     """Each socket of the proxy is served, and by its mode for root alone."""
     paths = [f"{node.run_dir}/{name}" for name in _SOCKETS]
-    if node.answer is not None:
-        paths += [driver.socket for driver in node.answer.drivers]
-    elif settings := node.proxy_settings():
-        paths += [driver.socket for driver in settings.drivers]
+    if served := node.answer or node.proxy_settings():
+        paths += [driver.socket for driver in served.drivers]
     volumes = f"{node.run_dir}/volumes"
     # a kubelet makes the run directory of pods 0755
     for path, refused in ((node.run_dir, 0o022), *((each, 0o077) for each in (volumes, *paths))):
@@ -128,11 +126,9 @@ def versions(node: Node) -> Iterator[Finding]:
     if (answer := node.answer) is None:
         return
     for name, version in views.versions(answer).items():
-        if version == crust.__version__:
-            yield ok(f"{name} runs {version}")
-        else:
-            difference = f"{name} {views.other_version(version)}"
-            yield warning(difference, views.NOT_RESTARTED, views.RESTART)
+        other = f"{name} {views.other_version(version)}"
+        different = warning(other, views.NOT_RESTARTED, views.RESTART)
+        yield ok(f"{name} runs {version}") if version == crust.__version__ else different
 
 
 @doctor_check("handlers")
@@ -141,12 +137,8 @@ def handlers(node: Node) -> Iterator[Finding]:
     if (answer := node.answer) is None:
         return
     for handler in answer.handlers:
-        if handler.message:
-            yield error(
-                f"handler {handler.name} cannot be called", handler.message, "crust handlers"
-            )
-            continue
-        yield ok(f"handler {handler.name} is registered")
+        bad = error(f"handler {handler.name} cannot be called", handler.message, "crust handlers")
+        yield bad if handler.message else ok(f"handler {handler.name} is registered")
     if not answer.handlers:
         yield error(
             "no runtime handler is registered",

@@ -56,8 +56,9 @@ def findings(node: Node, only: tuple[str, ...] = ()) -> tuple[Finding, ...]:
             for finding in CHECKS[name](node):
                 found.append(dataclasses.replace(finding, check=name))
         except (errors.CrustError, OSError) as err:
-            hint = err.hint if isinstance(err, errors.CrustError) else ""
-            what, todo = f"the check {name} could not look", hint or "run the command as root"
+            what, todo = f"the check {name} could not look", "run the command as root"
+            if isinstance(err, errors.CrustError):
+                todo = err.hint or f"crust explain {err.error_name}"
             found.append(dataclasses.replace(error(what, str(err), todo), check=name))
     return tuple(found)
 

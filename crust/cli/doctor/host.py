@@ -149,18 +149,20 @@ def programs(node: Node) -> Iterator[Finding]:
             "crust's driver does not run here, nor crust kata: nothing needs programs or libraries"
         )
         return
-    programs = {name: package for name, package in _PROGRAMS.items() if not node.has_program(name)}
-    libraries = {
-        name: package for name, package in _LIBRARIES.items() if not node.has_library(name)
-    }
-    for name, package in (programs | libraries).items():
+    missing = {name: package for name, package in _PROGRAMS.items() if not node.has_program(name)}
+    missing |= {name: each for name, each in _LIBRARIES.items() if not node.has_library(name)}
+    for name, package in missing.items():
         yield error(
             f"{name} is not installed",
             "crust's driver, and the proxy for Kata, need it to make, check or read filesystems",
             f"install {package} (Debian)",
         )
-    if not (programs or libraries):
+    if not missing:
         yield ok("the programs and libraries for filesystems are installed")
+
+
+def _file(node: Node, name: str) -> str:
+    return f"{shipped()}/host/{name}" + (" of the container" if node.root == node.host_root else "")
 
 
 @doctor_check("udev")
@@ -175,7 +177,7 @@ def udev(node: Node) -> Iterator[Finding]:
         yield warning(
             "udev has no rule 59-crust.rules",
             "it reads the data of pods on their volumes, and LVM or md may take a volume: it cannot be detached then",
-            "crust install --systemd; udevadm control --reload",
+            f"copy {_file(node, '59-crust.rules')} to /etc/udev/rules.d; udevadm control --reload",
         )
 
 
@@ -199,7 +201,7 @@ def lvm(node: Node) -> Iterator[Finding]:
         yield warning(
             "LVM looks for volume groups on every device",
             "a scan activates the volume group that a pod wrote on its volume; the volume cannot be detached then",
-            f"merge {shipped()}/host/lvm.conf into /etc/lvm/lvm.conf; its file system.devices must exist",
+            f"merge {_file(node, 'lvm.conf')} into /etc/lvm/lvm.conf; its file system.devices must exist",
         )
 
 
@@ -215,5 +217,5 @@ def multipath(node: Node) -> Iterator[Finding]:
         yield warning(
             "multipath has no /etc/multipath/conf.d/crust.conf",
             "versions before 0.8.7 make a map of a volume, which keeps it busy",
-            f"copy {shipped()}/host/multipath.conf there, unless the wrapped driver itself uses multipath",
+            f"copy {_file(node, 'multipath.conf')} there, unless the wrapped driver itself uses multipath",
         )

@@ -41,7 +41,7 @@ def checks(publish: ForgottenPublish, evidence: Evidence, kernel: Kernel) -> tup
             identity = f"the proxy serves no driver {publish.driver}"
     hidden = kernel.not_visible()
     visible = "all processes and mounts of the host can be seen from here"
-    unseen = f"hidden from here: {hidden}; run crust gc on the node itself, in no container"
+    unseen = f"hidden from here: {hidden}; run crust gc on the node itself: docs/operations.md says how beside pods"
     is_gone = answers.seen(publish.pod()) is None
     state = "does not exist" if is_gone else "exists: the kubelet knows the pod"
     names = kernel.processes_of(publish.pod_uid)

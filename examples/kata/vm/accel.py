@@ -62,7 +62,7 @@ async def _try(guest_image: image.GuestImage) -> Accelerator:
 
 
 def _why(err: errors.CrustError) -> str:
-    return faults.printable(f"{err.why} {err.hint}", 240)
+    return faults.printable("; ".join(filter(None, (err.why, err.hint))), 240)
 
 
 def _key(guest_image: image.GuestImage) -> str:

@@ -155,7 +155,7 @@ def _findings() -> tuple[Finding, ...]:
             Level.WARNING,
             "udev has no rule 59-crust.rules",
             "it reads the data of pods on their volumes, and LVM or md may take a volume",
-            "crust install --systemd; udevadm control --reload",
+            "copy /opt/crust/share/crust/host/59-crust.rules to /etc/udev/rules.d; udevadm control --reload",
             "udev",
         ),
     )

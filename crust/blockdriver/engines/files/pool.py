@@ -187,7 +187,7 @@ class DirectoryPool:
         return PoolAbsent(
             f"the pool{f' {remembered}' if remembered else ''} is not in {self.directory.path}",
             why=f"{present} is there; perhaps its disk is not mounted",
-            hint=f"mount it, and the driver goes on by itself; {other}",
+            hint=f"unmount what is there instead, mount it, and the driver goes on by itself; {other}",
         )
 
     def _remembered(self) -> str:

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from crust.cli.doctor.node import CHECKS, Finding, Level, Node
+from crust.core import errors
+from crust.kubernetes_api.api import KubernetesApiUnavailable
 from tests.support.faults import lies
 from tests.support.nodes.commands import invoked
 from tests.support.nodes.examined_node import bad, found, write
@@ -39,6 +41,19 @@ def test_check_without_an_answer_says_why_or_the_truth(good: Node, name: str, be
         findings = asked.value or ()
         seen = any(reason in finding.why for finding in findings if finding.level is Level.ERROR)
         assert seen or findings == truth, str(asked.failure)
+
+
+@pytest.mark.parametrize(
+    "refusal", [KubernetesApiUnavailable("x", "refused"), errors.NotReady("it is not there")]
+)
+def test_check_that_root_cannot_help_does_not_name_root(
+    good: Node, monkeypatch: pytest.MonkeyPatch, refusal: errors.CrustError
+) -> None:
+    def fail(_: Node) -> Iterator[Finding]:
+        raise refusal
+
+    monkeypatch.setitem(CHECKS, "kernel", fail)
+    assert "as root" not in bad(good, "kernel", Level.ERROR)
 
 
 async def test_command_prints_json_and_exits_1_for_an_error(root: Path) -> None:

@@ -78,6 +78,8 @@ def test_check_of_the_host_is_never_ok_unseen(pod: Node, check: str) -> None:
 def test_check_in_pod_looks_at_the_files_of_the_host(pod: Node, tmp_path: Path) -> None:
     seen = replace(pod, host_root=tmp_path / "host")
     write(tmp_path / "host", "usr/sbin/lvm")
-    assert "every device" in bad(seen, "lvm", Level.WARNING)
+    text = bad(seen, "lvm", Level.WARNING)
+    assert "every device" in text
+    assert "host/lvm.conf of the container into /etc/lvm/lvm.conf" in text
     write(tmp_path / "host", "etc/lvm/lvm.conf", "global_filter = []\n")
     assert [finding.what for finding in found(seen, "lvm")] == ["LVM has a filter"]

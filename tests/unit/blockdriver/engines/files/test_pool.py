@@ -200,6 +200,15 @@ def served(tmp_path: Path) -> Pool:
     return made
 
 
+def test_other_pool_in_its_place_is_to_be_unmounted(served: Pool, tmp_path: Path) -> None:
+    (tmp_path / "pool").rename(tmp_path / "own")
+    other = opened(tmp_path / "other")
+    (tmp_path / "other").rename(tmp_path / "pool")
+    with pytest.raises(pool_access.PoolAbsent, match=other.pool_id) as refusal:
+        served.open()
+    assert refusal.value.hint.startswith("unmount what is there instead")
+
+
 def test_folder_that_was_moved_away_is_not_made_again(served: Pool, tmp_path: Path) -> None:
     folder = tmp_path / "pool" / pool_layout.FOLDERS[0]
     folder.rename(tmp_path / "moved")
