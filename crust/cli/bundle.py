@@ -41,7 +41,7 @@ READ_S = 10.0
 """How long one file may take."""
 
 _PROGRAM_S = 30.0
-_UNITS = ("crust-node", "crust-proxy", "crust-shim", "crust-shim@*", "crust-driver")
+_UNITS = ("crust-node", "crust-proxy", "crust-shim", "crust-shim@*", "crust-driver", "crust-kata")
 _PACKAGES = ("click", "grpcio", "protobuf", "pydantic", "prometheus-client", "rich")
 
 

@@ -12,6 +12,7 @@ import pytest
 from crust.cli import bundle
 from tests.support.faults import lies
 from tests.support.nodes.commands import invoked
+from tests.support.nodes.examined_node import DEPLOY
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.nodes.places import Places
 
@@ -70,6 +71,11 @@ async def test_archive_has_all_parts_and_no_secret(
     for text in archived.values():
         assert not [secret for secret in SECRETS if secret.encode() in text]
     assert (root / name).stat().st_mode & 0o777 == 0o600
+
+
+def test_journal_is_of_every_unit_that_is_shipped() -> None:
+    shipped = {path.stem for path in (DEPLOY / "systemd").iterdir()}
+    assert {unit.removesuffix("*") for unit in bundle._UNITS} == shipped
 
 
 async def test_archive_of_a_node_has_its_entries_and_status(root: Path, places: Places) -> None:
