@@ -50,7 +50,7 @@ class ProxySettings(ProgramSettings):
     """`crust proxy`."""
 
     run_dir: AbsolutePath = "/run/crust"
-    """The directory of the proxy's own sockets and locks; mode 0700."""
+    """The directory of the proxy's own sockets and locks. It is made 0700; an existing one keeps its mode."""
 
     volumes_root: AbsolutePath = "/run/crust/volumes"
     """The handoff directory. It belongs on a tmpfs: its entries are invalid after a reboot."""

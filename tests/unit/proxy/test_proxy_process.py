@@ -110,6 +110,17 @@ async def test_sockets_are_accessible_to_the_owner_only(places: Places) -> None:
                 await connected.channel_ready()
 
 
+async def test_run_directory_that_others_may_list_shows_names_alone(places: Places) -> None:
+    """A kubelet makes the hostPath of a pod 0755."""
+    run = Path(places.run)
+    run.mkdir(mode=0o755, exist_ok=True)
+    run.chmod(0o755)
+    async with proxy(places):
+        modes = {path: path.stat().st_mode & 0o777 for path in run.iterdir()}
+    assert {path for path, mode in modes.items() if mode & 0o077} == set()
+    assert {"volumes", "handlers.sock", "proxy.lock"} <= {path.name for path in modes}
+
+
 Code = grpc.StatusCode
 
 
