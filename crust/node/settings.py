@@ -79,10 +79,7 @@ class NodeSettings(ProgramSettings):
         run_dir = str(proxy.get("run_dir", _RUN_DIR))
         node_name = tables.get("node_name", os.uname().nodename)
         ours = [_driver(table, run_dir, node_name) for table in drivers or [{}]]
-        for repeated in _repeated(str(driver["run_dir"]) for driver in ours):
-            raise ValueError(
-                f"two tables of driver have the run_dir {repeated!r}: give each its own"
-            )
+        _check_differ(ours)
         called = [shim.get("driver_socket") for shim in shims]
         further = [driver["socket"] for driver in ours[1:] if driver["socket"] not in called]
         in_front = [*(shims or [{}]), *({"driver_socket": socket} for socket in further)]
@@ -157,6 +154,17 @@ def _driver(table: Mapping[str, Any], run_dir: str, node_name: str) -> dict[str,
         "node_id": node_name,
     }
     return defaults | dict(table)
+
+
+def _check_differ(ours: list[dict[str, Any]]) -> None:
+    """Raise `ValueError` for two tables of driver with one name or run_dir: other keys follow from these."""
+    for key in ("driver_name", "run_dir"):
+        numbers: dict[str, int] = {}
+        for number, driver in enumerate(ours, 1):
+            value = str(driver.get(key, OWN_DRIVER))
+            if (first := numbers.setdefault(value, number)) != number:
+                both = f"tables {first} and {number} of driver have the {key} {value!r}"
+                raise ValueError(f"{both}: give each its own")
 
 
 def _shim(table: Mapping[str, Any], ours: list[dict[str, Any]], run_dir: str) -> dict[str, Any]:

@@ -78,8 +78,8 @@ class ProxySettings(ProgramSettings):
     def _check_distinct(cls, drivers: tuple[ServedDriver, ...]) -> tuple[ServedDriver, ...]:
         for kind in ("name", "socket", "backend"):
             values = [getattr(driver, kind) for driver in drivers]
-            if len(set(values)) < len(values):
-                raise ValueError(f"two drivers have the same {kind}")
+            if repeated := {value for value in values if values.count(value) > 1}:
+                raise ValueError(f"two drivers have the {kind} {min(repeated)!r}")
         return drivers
 
     @pydantic.model_validator(mode="after")

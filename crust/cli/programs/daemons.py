@@ -127,7 +127,8 @@ def make_pool(name: str, flags: dict[str, Any]) -> None:
     `DirectoryPool.open`.
 
     A node's settings file is `driver.toml` if the driver is a process of its own, and `node.toml` with a table
-    `driver` if it is a part of `crust node`. The pool is the same, so either file is read here.
+    `driver` if `crust node` runs it. The pool is the same, so either file is read here. Of several drivers that
+    have a pool of the node, the flag `state_dir` names one.
     """
     from crust.blockdriver.engines import files
     from crust.blockdriver.settings import LOCAL_ENGINES, DriverSettings
@@ -144,13 +145,13 @@ def make_pool(name: str, flags: dict[str, Any]) -> None:
     if names & (NodeSettings.model_fields.keys() - DriverSettings.model_fields.keys()):
         node = load("node", toml, environ=environ)
         assert isinstance(node, NodeSettings)
-        local = [driver for driver in node.driver if driver.engine in LOCAL_ENGINES]
-        if len(local) != 1:
-            raise InvalidSettings(
-                "driver init-pool",
-                f"{config} is of a node with {len(local)} drivers that have a pool of the node, and one is needed",
-            )
-        toml, environ, defaults = "", {}, local[0].model_dump()
+        local = {each.state_dir: each for each in node.driver if each.engine in LOCAL_ENGINES}
+        place = str(flags.get("state_dir")) if len(local) > 1 else "".join(local)
+        if place not in local:
+            why = f"{config} is of a node with {len(local)} drivers that have a pool of the node, and one is needed"
+            ways = (f"; for {local[path].driver_name} give --state-dir={path}" for path in local)
+            raise InvalidSettings("driver init-pool", "".join([why, *ways]))
+        toml, environ, defaults = "", {}, local[place].model_dump()
     settings = load("driver", toml, environ=environ, flags=flags, **defaults)
     assert isinstance(settings, DriverSettings)
     by_pool = settings.by_pool()

@@ -96,3 +96,26 @@ pool = "kubernetes"
     made = init_pool(tmp_path, f'{shared}[[driver]]\nstate_dir = "{tmp_path}/pool"\n')
     assert made.exit_code == 0, made.output
     assert (tmp_path / "pool" / "pool.json").exists()
+
+
+def test_init_pool_of_two_local_drivers_is_told_which(tmp_path: Path) -> None:
+    first, second = f"{tmp_path}/first", f"{tmp_path}/second"
+    toml = f"""
+[[driver]]
+state_dir = "{first}"
+[[driver]]
+driver_name = "fast.csi.crust.dev"
+run_dir = "/run/crust/fast"
+state_dir = "{second}"
+pool_id_file = "{tmp_path}/id"
+"""
+    for flags in ((), (f"--state-dir={tmp_path}/third",)):
+        refused = init_pool(tmp_path, toml, *flags)
+        assert refused.exit_code == 2
+        assert "2 drivers that have a pool of the node, and one is needed" in refused.output
+        assert f"for block.csi.crust.dev give --state-dir={first}" in refused.output
+        assert f"for fast.csi.crust.dev give --state-dir={second}" in refused.output
+    made = init_pool(tmp_path, toml, f"--state-dir={second}")
+    assert made.exit_code == 0, made.output
+    assert (tmp_path / "second" / "pool.json").exists()
+    assert made.output == (tmp_path / "id").read_text()
