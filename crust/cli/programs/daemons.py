@@ -34,7 +34,7 @@ CONFIG_DIR = Path("/etc/crust")
 def serve(program: str, flags: dict[str, Any]) -> None:
     """Load the settings, then run until a signal, and `stop_s` of the program longer at most.
 
-    Raises `InvalidSettings`; exits 1 for a failed start, and 2 if the daemon refuses its settings.
+    Exits 1 for a failed start, and 2 if the settings are refused; the log has the error.
     """
     # Modules are never garbage: searching them would take a tenth of the start, and a part of each later collection.
     gc.disable()
@@ -43,7 +43,6 @@ def serve(program: str, flags: dict[str, Any]) -> None:
     finally:
         gc.freeze()
         gc.enable()
-    loaded = settings_of(program, flags)
     # here, because prometheus_client would slow down `crust status`
     from crust.cli.programs import monitoring
     from crust.core import metrics
@@ -51,6 +50,12 @@ def serve(program: str, flags: dict[str, Any]) -> None:
     from crust.host.process import hidden
     from crust.rpc import tracing
 
+    try:
+        loaded = settings_of(program, flags)
+    except InvalidSettings as error:
+        logs.configure(fmt="json" if error.is_json else "console")
+        _log.error("cannot serve", extra={"program": program, "error": error})
+        sys.exit(2)
     hidden.except_groups(loaded.excepted_groups)
     logs.configure(
         level=loaded.log_level, fmt=loaded.log_format, on_drop=metrics.log_lines_dropped.inc

@@ -37,8 +37,11 @@ _log = logging.getLogger(__name__)
 
 
 class InvalidSettings(errors.InvalidRequest):
-    def __init__(self, program: str, why: str) -> None:
+    """`is_json`: whether the settings that are refused want JSON in the log."""
+
+    def __init__(self, program: str, why: str, *, is_json: bool = False) -> None:
         super().__init__(f"crust {program} cannot start", why=why)
+        self.is_json = is_json
 
 
 def load(
@@ -62,10 +65,10 @@ def load(
         raise InvalidSettings(program, f"the settings file is not TOML: {err}") from err
     for sentence in remove_gone(merged, model):
         _log.warning("crust %s: %s", program, sentence)
-    overrides = _from_environment(model, program, environ)
-    overrides |= {name: value for name, value in flags.items() if value is not None}
-    merged |= overrides
     try:
+        overrides = _from_environment(model, environ)
+        overrides |= {name: value for name, value in flags.items() if value is not None}
+        merged |= overrides
         if environ.get("CSI_ENDPOINT") and "socket" not in overrides:
             merged = model.at_endpoint(merged, _path(environ["CSI_ENDPOINT"]))
         return model.model_validate(merged)
@@ -74,9 +77,9 @@ def load(
         lines = err.errors(include_url=False, include_input=False)
         problems = ((_place(line["loc"], merged), _sentence(line, model)) for line in lines)
         why = "; ".join(f"{place} {why}" if place else why for place, why in problems)
-        raise InvalidSettings(program, why) from err
     except ValueError as err:
-        raise InvalidSettings(program, str(err)) from err
+        why = str(err)
+    raise InvalidSettings(program, why, is_json=merged.get("log_format") == "json")
 
 
 def remove_gone(values: dict[str, Any], model: type[Table], above: str = "") -> list[str]:
@@ -106,9 +109,7 @@ def _path(endpoint: str) -> str:
     return path
 
 
-def _from_environment(
-    model: type[BaseModel], program: str, environ: Mapping[str, str]
-) -> dict[str, Any]:
+def _from_environment(model: type[BaseModel], environ: Mapping[str, str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for key, text in environ.items():
         name = key.removeprefix(ENVIRONMENT_PREFIX).lower()
@@ -118,8 +119,7 @@ def _from_environment(
         if field is None:
             near = difflib.get_close_matches(name, model.model_fields, n=1)
             meant = f"; did you mean {ENVIRONMENT_PREFIX}{near[0].upper()}?" if near else ""
-            why = f"there is no setting for the environment's {key}{meant}"
-            raise InvalidSettings(program, why)
+            raise ValueError(f"there is no setting for the environment's {key}{meant}")
         is_list = "tuple" in str(field.annotation)
         values[name] = tuple(part for part in text.split(",") if part) if is_list else text
     return values

@@ -183,7 +183,7 @@ def test_wrong_settings_are_not_tried_again(machine: Machine) -> None:
     )
     assert set(shown.split()) == {"ActiveState=failed", "ExecMainStatus=2", "NRestarts=0"}
     assert "colour is no setting" in machine.output(
-        "journalctl", "-u", "crust-shim@vendor", "-o", "cat"
+        "journalctl", "-u", "crust-shim@vendor", "-o", "cat", "-p", "err"
     )
     settings.unlink()
 

@@ -1,6 +1,7 @@
 """Each daemon: its settings, its signals and its end."""
 
 import asyncio
+import json
 import os
 import resource
 import signal
@@ -103,6 +104,24 @@ def test_unnamed_settings_file_is_in_etc(tmp_path: Path, monkeypatch: pytest.Mon
     assert overcommit() == 2
     (tmp_path / "other.toml").write_text("overcommit = 3")
     assert overcommit(config=tmp_path / "other.toml") == 3
+
+
+@pytest.mark.parametrize("toml", ['log_format = "json"\ncolour = 1\n', "colour = 1\n"])
+def test_refused_settings_are_an_error_of_the_log(tmp_path: Path, toml: str) -> None:
+    """In the journal by its priority, and as JSON where the collector of all other lines reads it."""
+    config, log = tmp_path / "shim.toml", tmp_path / "log"
+    config.write_text(toml)
+    with log.open("w") as stderr:
+        status = os.fstat(stderr.fileno())
+        journal = {"JOURNAL_STREAM": f"{status.st_dev}:{status.st_ino}"}
+        command = (sys.executable, "-m", "crust", "shim", f"--config={config}")
+        done = subprocess.run(command, stderr=stderr, env={**os.environ, **journal}, check=False)
+    assert done.returncode == 2
+    (line,) = log.read_text().splitlines()
+    assert line.startswith("<3>")
+    fields = json.loads(line[3:]) if "json" in toml else {"error_name": "InvalidSettings"}
+    assert fields["error_name"] == "InvalidSettings"
+    assert "colour is no setting" in line
 
 
 async def test_daemon_limits_its_core_file_and_not_its_descriptors(tmp_path: Path) -> None:
