@@ -13,6 +13,7 @@ from crust.core.settings.program import (
     ProgramSettings,
     SocketPath,
     Table,
+    check_differ,
 )
 
 
@@ -73,7 +74,5 @@ class KataSettings(ProgramSettings):
 
     @pydantic.model_validator(mode="after")
     def _check_distinct(self) -> Self:
-        names = [runtime.name for runtime in self.runtimes]
-        if len(set(names)) < len(names):
-            raise ValueError("two runtimes have the same name")
+        check_differ("runtimes", name=[runtime.name for runtime in self.runtimes])
         return self

@@ -13,7 +13,7 @@ import pydantic
 
 from crust.blockdriver.settings import DriverSettings
 from crust.core.settings import OWN_DRIVER
-from crust.core.settings.program import ProgramSettings
+from crust.core.settings.program import ProgramSettings, check_differ
 from crust.csi_shim.settings import ShimSettings
 from crust.proxy.settings import ProxySettings
 
@@ -69,8 +69,9 @@ class NodeSettings(ProgramSettings):
         tables = dict(values)
         proxy = tables.get("proxy", {})
         drivers, shims = _tables(tables.get("driver")), _tables(tables.get("shim"))
-        if not isinstance(proxy, Mapping) or drivers is None or shims is None:
-            return tables
+        given = proxy.get("drivers") if isinstance(proxy, Mapping) else {}  # never one table
+        if drivers is None or shims is None or isinstance(given, Mapping) or _tables(given) is None:
+            return {"shim": (), **tables}
         for part in (proxy, *shims, *drivers):
             if misplaced := sorted(set(ProgramSettings.model_fields) & set(part)):
                 raise ValueError(
@@ -79,13 +80,14 @@ class NodeSettings(ProgramSettings):
         run_dir = str(proxy.get("run_dir", _RUN_DIR))
         node_name = tables.get("node_name", os.uname().nodename)
         ours = [_driver(table, run_dir, node_name) for table in drivers or [{}]]
-        _check_differ(ours)
+        run_dirs = [str(driver["run_dir"]) for driver in ours]
+        check_differ("driver", driver_name=list(map(_name_of, ours)), run_dir=run_dirs)
         called = [shim.get("driver_socket") for shim in shims]
         further = [driver["socket"] for driver in ours[1:] if driver["socket"] not in called]
         in_front = [*(shims or [{}]), *({"driver_socket": socket} for socket in further)]
         fronts = [_shim(table, ours, run_dir) for table in in_front]
         served = _serving(proxy, ours, fronts)
-        names = _names(served.get("drivers"))
+        names = {str(one.get("backend")): one.get("name") for one in served["drivers"]}
         for front in fronts:
             if (socket := str(front["socket"])) in names:
                 front.setdefault("driver_name", names[socket])
@@ -99,9 +101,8 @@ class NodeSettings(ProgramSettings):
 
     @pydantic.model_validator(mode="after")
     def _fits_together(self) -> Self:
-        for key in ("socket", "driver_socket"):
-            for value in _repeated(getattr(shim, key) for shim in self.shim):
-                raise ValueError(f"two tables of shim have the {key} {value!r}")
+        called = [shim.driver_socket for shim in self.shim]
+        check_differ("shim", socket=[shim.socket for shim in self.shim], driver_socket=called)
         if any(shim.controller for shim in self.shim):
             raise ValueError("shim.controller is set: a controller's shim is a process of its own")
         for what, why in mismatches(self.proxy, self.shim, self.driver):
@@ -133,11 +134,6 @@ def mismatches(
             yield f"the runtime_socket of a driver is {driver.runtime_socket!r}", is_served
 
 
-def _repeated(values: Any) -> list[str]:
-    listed = list(values)
-    return sorted({value for value in listed if listed.count(value) > 1})
-
-
 def _tables(value: Any) -> list[Mapping[str, Any]] | None:
     """The tables of a part: one, several, or none. None: the value has a wrong type."""
     tables = [value] if isinstance(value, Mapping) else value or []
@@ -154,17 +150,6 @@ def _driver(table: Mapping[str, Any], run_dir: str, node_name: str) -> dict[str,
         "node_id": node_name,
     }
     return defaults | dict(table)
-
-
-def _check_differ(ours: list[dict[str, Any]]) -> None:
-    """Raise `ValueError` for two tables of driver with one name or run_dir: other keys follow from these."""
-    for key in ("driver_name", "run_dir"):
-        numbers: dict[str, int] = {}
-        for number, driver in enumerate(ours, 1):
-            value = str(driver.get(key, OWN_DRIVER))
-            if (first := numbers.setdefault(value, number)) != number:
-                both = f"tables {first} and {number} of driver have the {key} {value!r}"
-                raise ValueError(f"{both}: give each its own")
 
 
 def _shim(table: Mapping[str, Any], ours: list[dict[str, Any]], run_dir: str) -> dict[str, Any]:
@@ -190,16 +175,11 @@ def _serving(
     """The proxy's table. Without drivers it serves our own, with the socket that CSI_ENDPOINT may give. Our drivers
     after the first are always added.
     """
-    drivers = proxy.get("drivers") or ()
-    if not isinstance(drivers, list | tuple):
-        return dict(proxy)
-    proxy_names = [driver.get("name") for driver in drivers if isinstance(driver, Mapping)]
-    names = [_name_of(driver) for driver in (ours[1:] if drivers else ours)]
-    missing = [name for name in names if name not in proxy_names]
-    drivers = [
-        *drivers,
-        *({"name": name, "socket": _KUBELET_SOCKET.format(name=name)} for name in missing),
-    ]
+    drivers = list(proxy.get("drivers") or ())
+    proxy_names = [driver.get("name") for driver in drivers]
+    for name in map(_name_of, ours[1:] if drivers else ours):
+        if name not in proxy_names:
+            drivers.append({"name": name, "socket": _KUBELET_SOCKET.format(name=name)})
     backends = {}
     for driver in ours:
         callers = [shim for shim in shims if shim["driver_socket"] == driver["socket"]]
@@ -207,26 +187,11 @@ def _serving(
     # the shim of another vendor's driver that has no backend, if there is one of each
     own_sockets = [driver["socket"] for driver in ours]
     fronts = [shim["socket"] for shim in shims if shim["driver_socket"] not in own_sockets]
-    tables = [driver for driver in drivers if isinstance(driver, Mapping)]
-    open_ends = [
-        str(driver.get("name"))
-        for driver in tables
-        if "backend" not in driver and driver.get("name") not in backends
-    ]
+    names = [str(driver.get("name")) for driver in drivers if "backend" not in driver]
+    open_ends = [name for name in names if name not in backends]
     if (len(open_ends), len(fronts)) == (1, 1):
         backends[open_ends[0]] = fronts[0]
-    served = [
-        {"backend": backends[str(driver["name"])], **driver}
-        if isinstance(driver, Mapping) and str(driver.get("name")) in backends
-        else driver
-        for driver in drivers
-    ]
-    return {**proxy, "drivers": tuple(served)}
-
-
-def _names(drivers: Any) -> dict[str, str]:
-    """The CO's name of each driver, by the socket of its shim."""
-    listed = drivers if isinstance(drivers, list | tuple) else ()
-    tables = [driver for driver in listed if isinstance(driver, Mapping)]
-    pairs = [(driver.get("backend"), driver.get("name")) for driver in tables]
-    return {key: name for key, name in pairs if isinstance(key, str) and isinstance(name, str)}
+    for at, driver in enumerate(drivers):
+        if (name := str(driver.get("name"))) in backends:
+            drivers[at] = {"backend": backends[name], **driver}
+    return {**proxy, "drivers": tuple(drivers)}

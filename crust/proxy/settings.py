@@ -14,6 +14,7 @@ from crust.core.settings.program import (
     ProgramSettings,
     SocketPath,
     Table,
+    check_differ,
 )
 
 
@@ -73,34 +74,24 @@ class ProxySettings(ProgramSettings):
     handler_grace_s: Annotated[float, Field(ge=0, le=60)] = 3.0
     """After a start, how long a call waits for its handler to register again. Handlers reconnect within a second."""
 
-    @pydantic.field_validator("drivers")
-    @classmethod
-    def _check_distinct(cls, drivers: tuple[ServedDriver, ...]) -> tuple[ServedDriver, ...]:
-        for kind in ("name", "socket", "backend"):
-            values = [getattr(driver, kind) for driver in drivers]
-            if repeated := {value for value in values if values.count(value) > 1}:
-                raise ValueError(f"two drivers have the {kind} {min(repeated)!r}")
-        return drivers
-
     @pydantic.model_validator(mode="after")
-    def _some_driver(self) -> Self:
+    def _check_drivers(self) -> Self:
         if not self.drivers:
             raise ValueError(
                 "drivers is empty: name one as [[drivers]] in the settings file, or by --driver"
             )
+        for key in ("name", "socket", "backend"):
+            check_differ("drivers", **{key: [getattr(driver, key) for driver in self.drivers]})
         return self
 
     @classmethod
     def at_endpoint(cls, values: Mapping[str, Any], endpoint: str) -> dict[str, Any]:
         """`endpoint` becomes the socket of the one driver without a socket."""
         drivers = values.get("drivers", ())
-        if not isinstance(drivers, list | tuple):
+        is_list = isinstance(drivers, list | tuple)
+        if not is_list or not all(isinstance(driver, Mapping) for driver in drivers):
             return dict(values)  # refused by its type
-        # "?" for a value that is no table, which is refused later
-        sockets = [
-            str(driver.get("socket") or "") if isinstance(driver, Mapping) else "?"
-            for driver in drivers
-        ]
+        sockets = [str(driver.get("socket") or "") for driver in drivers]
         if endpoint in sockets:
             return dict(values)
         if sockets.count("") != 1:
@@ -108,6 +99,5 @@ class ProxySettings(ProgramSettings):
                 "CSI_ENDPOINT is set, and it is the socket of the one driver that has no socket: "
                 f"{sockets.count('')} of {len(drivers)} drivers have none"
             )
-        pairs = zip(drivers, sockets, strict=True)
-        served = [driver if socket else {**driver, "socket": endpoint} for driver, socket in pairs]
+        served = [{**driver, "socket": driver.get("socket") or endpoint} for driver in drivers]
         return {**values, "drivers": tuple(served)}

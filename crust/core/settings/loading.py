@@ -37,11 +37,9 @@ _log = logging.getLogger(__name__)
 
 
 class InvalidSettings(errors.InvalidRequest):
-    """`is_json`: whether the settings that are refused want JSON in the log."""
-
     def __init__(self, program: str, why: str, *, is_json: bool = False) -> None:
         super().__init__(f"crust {program} cannot start", why=why)
-        self.is_json = is_json
+        self.is_json = is_json  # whether the refused settings want JSON in the log
 
 
 def load(

@@ -3,7 +3,7 @@
 Each pattern has its meaning in words here, for the message of a refusal.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -45,6 +45,15 @@ HandlerName = Annotated[str, Field(pattern=_HANDLER)]
 Filesystem = Annotated[str, Field(pattern=_FILESYSTEM)]
 KernelVersion = Annotated[str, Field(pattern=_KERNEL)]
 CephNamespace = Annotated[str, Field(pattern=_NAMESPACE, max_length=128)]
+
+
+def check_differ(tables: str, **values: Sequence[Any]) -> None:
+    """Raise `ValueError` if two tables of a list, of which these are the values of some keys, have the same value."""
+    for key, of_tables in values.items():
+        for number, value in enumerate(of_tables, 1):
+            if (first := of_tables.index(value) + 1) != number:
+                both = f"tables {first} and {number} of {tables} have the {key} {value!r}"
+                raise ValueError(f"{both}: give each its own")
 
 
 class Table(BaseModel):

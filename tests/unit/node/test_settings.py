@@ -78,7 +78,7 @@ def test_csi_endpoint_is_socket_of_one_driver_that_has_none() -> None:
         ("", "tcp://127.0.0.1:10000", "it must be the path of a UNIX socket"),
         ("", f"unix:///{'x' * 108}", "proxy.drivers.0.socket is longer than 107 bytes"),
         ("[proxy]\ndrivers = 3\n", "unix:///run/csi.sock", "proxy.drivers must be a list"),
-        ("[proxy]\ndrivers = [3]\n", "unix:///run/csi.sock", "0 of 1 drivers have none"),
+        ("[proxy]\ndrivers = [3]\n", "unix:///run/csi.sock", "proxy.drivers.0 must be a table"),
         ("proxy = 3\n", "unix:///run/csi.sock", "proxy must be a table"),
     ],
 )
@@ -216,6 +216,9 @@ drivers = [
         ("proxies = 1\n", "proxies is no setting"),
         ("shim = 3\n", "shim must be a list"),
         ("driver = 'ours'\n", "driver must be a list"),
+        ("[[proxy]]\n", "proxy must be a table"),
+        ("[proxy]\n[proxy.drivers]\nname = 'a'\n", "proxy.drivers must be a list"),
+        ("[proxy]\ndrivers = ['a']\n", r"cannot start: proxy\.drivers\.0 must be a table;"),
         ("[proxy]\nlog_level = 'debug'\n", "log_level is a setting of the process"),
         ("[driver]\ntraces = true\n", "traces is a setting of the process"),
         ("[shim]\ncontroller = true\n", "a controller's shim is a process of its own"),
@@ -223,7 +226,7 @@ drivers = [
         ("[driver]\nruntime_socket = '/run/o.sock'\n", r"the proxy serves /run/crust/runtime"),
         (FOREIGN + "[driver]\n", "nothing calls the driver at /run/crust/driver/csi.sock"),
         (FOREIGN.replace("/run/crust/shim", "/run/x"), "nothing calls the shim at /run/crust/shim"),
-        ("[[shim]]\n[[shim]]\n", "two tables of shim have the socket"),
+        ("[[shim]]\n[[shim]]\n", "tables 1 and 2 of shim have the socket"),
         (f"{SHIPPED}[[driver]]\nrun_dir = '/run/b'\n", ONE_NAME),
         ("[[driver]]\n[[driver]]\nrun_dir = '/run/b'\n", ONE_NAME),
         (
