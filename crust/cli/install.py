@@ -7,6 +7,7 @@ nothing: its last lines say how.
 """
 
 import contextlib
+import itertools
 import os
 import shutil
 import stat
@@ -22,7 +23,7 @@ import click
 
 from crust.cli.programs import PROGRAMS, daemons
 from crust.cli.shells import Shell, completion_script
-from crust.core import errors
+from crust.core import errors, volumes
 from crust.host.files import durable, listing
 from crust.host.process import syscalls
 from crust.inspection import refusals
@@ -30,6 +31,7 @@ from crust.runtime_handler import keeper
 
 if TYPE_CHECKING:  # pydantic takes long to import
     from crust.core.settings.program import ProgramSettings
+    from crust.proxy.guard import Targets
 
 UNITS = Path("usr/local/lib/systemd/system")
 RULES = Path("usr/local/lib/udev/rules.d")
@@ -162,10 +164,7 @@ def check_settings(directory: Path) -> None:
     What has gone is in the log.
     """
     refused = []
-    for path in listing.matching(directory, "*.toml"):
-        program = path.stem.partition("-")[0]  # shim-<name>.toml
-        if program not in PROGRAMS:
-            continue
+    for program, path in _settings_files(directory):
         try:
             settings = daemons.load(program, daemons.text(program, path))
             for driver in getattr(settings, "driver", (settings,)):
@@ -178,6 +177,12 @@ def check_settings(directory: Path) -> None:
             "crust is installed, and a unit that reads these settings would not serve",
             why="; ".join(refused),
         )
+
+
+def _settings_files(directory: Path) -> list[tuple[str, Path]]:
+    """The settings files of daemons there, each with its program; shim-<name>.toml is of a shim."""
+    paths = ((path.stem.partition("-")[0], path) for path in listing.matching(directory, "*.toml"))
+    return [(program, path) for program, path in paths if program in PROGRAMS]
 
 
 def _check_layout(settings: "ProgramSettings") -> None:
@@ -199,7 +204,9 @@ def _check_layout(settings: "ProgramSettings") -> None:
 
 
 def uninstall(root: Path, source: Path, systemctl: Systemctl, say: Report) -> None:
-    """Remove the files of `install`, but no settings and no data. Refused while a unit runs."""
+    """Remove the files of `install`, but no settings and no data, and unseal the kubelet's targets of an earlier
+    boot. Refused while a unit runs, or a volume is in use: nobody could unpublish it any more.
+    """
     paths = {file.path for file in files(source, _PROGRAM) if not file.is_kept}
     paths |= set(_listed(root))
     units = sorted(path.name for path in paths if path.parent == UNITS)
@@ -207,14 +214,17 @@ def uninstall(root: Path, source: Path, systemctl: Systemctl, say: Report) -> No
     states = "--state=active,activating,deactivating"
     listed = systemctl(["list-units", "--plain", "--no-legend", states, *patterns])
     active = [line.split()[0] for line in listed.stdout.splitlines() if line.split()]
-    if active:
+    targets, in_use = _in_use(root)
+    if found := [f"{name} still runs" for name in active] or in_use:
         raise NotInstallable(
             "crust is not removed",
-            why=f"{', '.join(active)} still runs",
-            hint=f"delete the pods with deferred volumes, then systemctl disable --now {' '.join(active)}",
+            why=", ".join(found[:_NAMED] + [f"and {len(found)} in all"][: len(found) > _NAMED]),
+            hint="while the units run, delete all pods, PVCs and snapshots of crust's classes, until `crust volumes` "
+            f"and `crust pool` are empty; then systemctl disable --now {' '.join(active) or 'UNIT'}",
         )
     link = root / COMMAND
     _check_ours(link)
+    targets.unseal_all()
     # the list is removed last, so that a next call finds the remaining files
     for path in (*sorted(paths), MANIFEST):
         if listing.exists(root / path):
@@ -237,6 +247,39 @@ def uninstall(root: Path, source: Path, systemctl: Systemctl, say: Report) -> No
     )
 
 
+def _in_use(root: Path) -> "tuple[Targets, list[str]]":
+    """The kubelet's targets, and what stands of volumes without a daemon. Raises an error of crust for what is not
+    seen: it may be in use.
+    """
+    from crust.blockdriver.settings import DriverSettings
+    from crust.handoff import layout
+    from crust.host.block import loop
+    from crust.proxy.guard import Targets
+    from crust.proxy.settings import ProxySettings
+    from crust.proxy.target import MountStack
+
+    base, roots, found = str(root).rstrip("/"), set[str](), list[str]()
+    files = [daemons.load("node", "")]  # the defaults, where no file is left
+    for program, path in _settings_files(root / SETTINGS):
+        files.append(daemons.load(program, daemons.text(program, path)))
+    parts = [(one, getattr(one, "proxy", None), *getattr(one, "driver", ())) for one in files]
+    for part in itertools.chain(*parts):
+        if isinstance(part, ProxySettings):
+            roots.update(base + place for place in part.target_roots)
+            entries = listing.names(base + part.volumes_root)
+            found += [f"the entry {name}" for name in entries if not layout.is_hidden(name)]
+        for pool in part.by_pool().values() if isinstance(part, DriverSettings) else ():
+            staged = listing.matching(base + pool.run_dir, f"{syscalls.boot_id()}/*.json")
+            images = listing.matching(base + pool.state_dir, "volumes/*/*.img")
+            found += [f"the staged volume {path.stem}" for path in staged]
+            found += [f"{at.path} with {image}" for image in images for at in loop.find(image)]
+    targets = Targets(sorted(roots))
+    for target, stack in targets.stacks().items():
+        if stack is not MountStack.FOREIGN or volumes.is_private(target):
+            found.append(f"the mount on {target}")
+    return targets, list(dict.fromkeys(found))
+
+
 def run_install() -> None:
     """The command; exits 1 with a sentence."""
     with _reported("crust install"):
@@ -245,11 +288,10 @@ def run_install() -> None:
         click.echo(NEXT_STEPS if is_first else RESTART)
 
 
-def run_uninstall(unseal_targets: Callable[[], None]) -> None:
-    """The command; exits 1 with a sentence. `unseal_targets`: no proxy will start again to do it."""
+def run_uninstall() -> None:
+    """The command; exits 1 with a sentence."""
     with _reported("crust uninstall"):
         uninstall(Path("/"), shipped(), run_systemctl, click.echo)
-        unseal_targets()
 
 
 @contextmanager

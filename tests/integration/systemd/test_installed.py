@@ -16,7 +16,7 @@ from tests.support import booted_systemd, capabilities
 from tests.support.booted_systemd import Machine
 from tests.support.co import Co
 from tests.support.faults.refusals import repeated
-from tests.support.forms.form import KUBELET, STAGING, TARGET
+from tests.support.forms.form import KUBELET, STAGING, TARGET, staged
 from tests.support.forms.units import Units
 
 pytestmark = pytest.mark.root
@@ -186,6 +186,22 @@ def test_wrong_settings_are_not_tried_again(machine: Machine) -> None:
         "journalctl", "-u", "crust-shim@vendor", "-o", "cat", "-p", "err"
     )
     settings.unlink()
+
+
+async def test_uninstall_is_refused_while_a_volume_is_deferred(machine: Machine) -> None:
+    """The units are stopped, and a guest may have it: it is named, and its target stays sealed."""
+    below = f"umount {TARGET}; lsattr -d {TARGET} | cut -d' ' -f1"
+    async with staged(Units(machine)) as volume:
+        await volume.publish()
+        machine.output("systemctl", "disable", "--now", "crust-node")
+        refused = machine.run("crust", "uninstall")
+        assert refused.returncode == 1
+        for name in (f"the mount on {TARGET}", "the entry ", f"the staged volume {volume.id}"):
+            assert name in refused.stderr
+        assert re.search(f"/dev/loop[0-9]+ with [^ ]*/{volume.id}", refused.stderr)
+        assert "i" in machine.output("unshare", "--mount", "sh", "-ec", below)
+        machine.output("systemctl", "enable", "--now", "crust-node")
+        await volume.unpublish()
 
 
 def test_uninstall_is_refused_while_unit_runs_and_leaves_no_file(machine: Machine) -> None:

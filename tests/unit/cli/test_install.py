@@ -15,7 +15,9 @@ from click.testing import CliRunner
 from crust.blockdriver.engines.files import pool
 from crust.cli import install, main
 from crust.cli.programs import PROGRAMS
+from crust.core import errors
 from crust.host.files import durable
+from crust.host.process import syscalls
 from tests.support.faults import lies
 from tests.support.raised import raised
 from tests.support.records import frozen_nodes, frozen_pools
@@ -218,6 +220,48 @@ def test_uninstall_is_refused_while_a_unit_runs(root: Path) -> None:
     with pytest.raises(install.NotInstallable, match=r"crust-node\.service still runs") as caught:
         remove(root, Systemd("crust-node.service"))
     assert "systemctl disable --now crust-node.service" in str(caught.value)
+    assert tree(root) == before
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("run/crust/volumes/0123", "the entry 0123"),
+        ("run/crust/driver/{boot}/pool-v1.json", "the staged volume pool-v1"),
+        ("run/rbd/{boot}/pool-v2.json", "the staged volume pool-v2"),
+    ],
+)
+def test_uninstall_names_volumes_in_use_and_removes_nothing(
+    root: Path, path: str, name: str
+) -> None:
+    """Also those of a driver that a disabled unit ran: its settings file is there."""
+    driver = 'driver_name = "b.example"\nsocket = "/run/rbd/csi.sock"\nrun_dir = "/run/rbd"\n'
+    (root / "etc/crust/driver.toml").write_text(driver)
+    left = root / path.format(boot=syscalls.boot_id())
+    left.parent.mkdir(parents=True)
+    left.write_text("{}")
+    before = tree(root)
+    with pytest.raises(install.NotInstallable, match=name) as caught:
+        remove(root)
+    assert "delete all pods, PVCs and snapshots" in str(caught.value)
+    assert tree(root) == before
+    left.unlink()
+    remove(root)
+
+
+def test_uninstall_without_an_answer_is_refused(root: Path) -> None:
+    """What it cannot read may name volumes in use."""
+    before = tree(root)
+    (root / "etc/crust/node.toml").write_text("colour = 1\n")
+    with raised("InvalidSettings", match="colour is no setting"):
+        remove(root)
+    (root / "etc/crust/node.toml").write_bytes(before["etc/crust/node.toml"])
+    volumes = root / "run/crust/volumes"
+    volumes.parent.mkdir(parents=True)
+    volumes.touch()
+    with pytest.raises(errors.CrustError, match="run/crust/volumes"):
+        remove(root)
+    volumes.unlink()
     assert tree(root) == before
 
 
