@@ -25,6 +25,7 @@ from typing import Any
 import crust
 from crust.cli.doctor import examine
 from crust.core import credentials, errors, operations
+from crust.host.block import loopctl
 from crust.host.files import listing
 from crust.host.process import syscalls, workers
 from crust.inspection import daemon_calls, output, show
@@ -213,8 +214,4 @@ def _versions() -> bytes:
 
 
 def _loops() -> bytes:
-    names = sorted(syscalls.names_in("/sys/block"))
-    files = {
-        name: syscalls.known_attribute(f"/sys/block/{name}/loop/backing_file") for name in names
-    }
-    return "".join(f"{name} {file}\n" for name, file in files.items() if file).encode()
+    return "".join(f"loop{number} {file}\n" for number, file in loopctl.attached()).encode()
