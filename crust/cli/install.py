@@ -80,16 +80,9 @@ class File:
 
 
 def shipped() -> Path:
-    """The directory of units, settings and manifests: the environment's, or the checkout's."""
+    """The directory of units and settings: the environment's, or the checkout's."""
     installed = Path(sys.prefix, "share", "crust")
-    directory = installed if listing.exists(installed) else Path(__file__).parents[2] / "deploy"
-    if not listing.exists(directory / "systemd"):
-        raise NotInstallable(
-            "crust cannot be installed",
-            why=f"neither {installed} nor {directory} has the units",
-            hint="install the wheel: pip install crust-csi",
-        )
-    return directory
+    return installed if listing.exists(installed) else Path(__file__).parents[2] / "deploy"
 
 
 def files(source: Path, command: str) -> Iterator[File]:
@@ -110,14 +103,15 @@ def files(source: Path, command: str) -> Iterator[File]:
 
 
 def command_path() -> str:
-    """The `crust` of this Python environment. Raises `NotInstallable` if it has none."""
+    """The `crust` of this Python environment. Raises `NotInstallable` if it has none, or not what is shipped."""
     path = Path(sys.prefix, "bin", "crust")
-    if not listing.exists(path):
-        raise NotInstallable(
-            "crust cannot be installed",
-            why=f"{path} does not exist: crust is not installed in this environment",
-            hint="make one: python3 -m venv /opt/crust, then /opt/crust/bin/pip install of the wheel",
-        )
+    for needed in (path, shipped() / "systemd"):
+        if not listing.exists(needed):
+            raise NotInstallable(
+                "crust cannot be installed",
+                why=f"{needed} does not exist: crust is not installed in this environment",
+                hint="make one in /opt/crust, of the wheel that `make wheel` writes (docs/install.md)",
+            )
     return str(path)
 
 
@@ -146,9 +140,8 @@ def install(root: Path, source: Path, command: str, systemctl: Systemctl, say: R
     aside.unlink(missing_ok=True)
     aside.symlink_to(command)
     os.replace(aside, link)
-    for line in _report(new_files, changed):
+    for line in (*_report(new_files, changed), f"/{COMMAND}: a link to {command}"):
         say(line)
-    say(f"/{COMMAND}: a link to {command}")
     for file in new_files:
         if listing.exists(root / _OVERRIDES / file.path.name):
             say(
@@ -283,15 +276,23 @@ def _in_use(root: Path) -> "tuple[Targets, list[str]]":
 def run_install() -> None:
     """The command; exits 1 with a sentence."""
     with _reported("crust install"):
-        is_first = install(Path("/"), shipped(), command_path(), run_systemctl, click.echo)
+        is_first = install(Path("/"), shipped(), command_path(), run_systemctl, _say)
         check_settings(Path("/", SETTINGS))
-        click.echo(NEXT_STEPS if is_first else RESTART)
+        _say(NEXT_STEPS if is_first else RESTART)
 
 
 def run_uninstall() -> None:
     """The command; exits 1 with a sentence."""
     with _reported("crust uninstall"):
-        uninstall(Path("/"), shipped(), run_systemctl, click.echo)
+        uninstall(Path("/"), shipped(), run_systemctl, _say)
+
+
+def _say(line: str) -> None:
+    """Print a line. The work goes on without a reader that has ended (`| head`)."""
+    try:
+        click.echo(line)
+    except BrokenPipeError:
+        sys.stdout = None  # a flush at exit must not fail again
 
 
 @contextmanager
@@ -343,14 +344,11 @@ def _report(new_files: Sequence[File], changed: Sequence[File]) -> Iterator[str]
         files_there = [file for file in new_files if file.path.parent == directory]
         written = [file.path.name for file in files_there if file in changed]
         kept = [file.path.name for file in files_there if file.is_kept and file not in changed]
-        parts = [f"{len(files_there)} files" if len(files_there) > 1 else files_there[0].path.name]
-        if written:
-            parts.append(
-                f"written: {', '.join(written) if len(written) <= _NAMED else len(written)}"
-            )
-        if kept:
-            parts.append(f"kept, they are yours: {', '.join(kept)}")
-        yield f"/{directory}: {'; '.join(parts)}" if written or kept else f"/{directory}: unchanged"
+        if len(written) > _NAMED:
+            written = [str(len(written))]
+        said = {"written": written, "kept, they are yours": kept}
+        parts = [f"{what}: {', '.join(names)}" for what, names in said.items() if names]
+        yield f"/{directory}: {'; '.join(parts) or 'unchanged'}"
 
 
 def _check_ours(link: Path) -> None:

@@ -132,8 +132,7 @@ def make_pool(name: str, flags: dict[str, Any]) -> None:
     `DirectoryPool.open`.
 
     A node's settings file is `driver.toml` if the driver is a process of its own, and `node.toml` with a table
-    `driver` if `crust node` runs it. The pool is the same, so either file is read here. Of several drivers that
-    have a pool of the node, the flag `state_dir` names one.
+    `driver` if `crust node` runs it. Either is read here; of several drivers in it the flag `state_dir` names one.
     """
     from crust.blockdriver.engines import files
     from crust.blockdriver.settings import LOCAL_ENGINES, DriverSettings

@@ -88,9 +88,9 @@ def test_second_installation_replaces_units_and_keeps_settings(root: Path) -> No
     report = run(root)
     assert "ExecStart=" in unit.read_text()
     assert settings.read_text() == "log_level = 'debug'"
-    assert f"/{install.UNITS}: 6 files; written: crust-node.service" in report
+    assert f"/{install.UNITS}: written: crust-node.service" in report
     names = "driver.toml, kata.toml, node.toml, proxy.toml, shim.toml"
-    assert f"/etc/crust: 5 files; kept, they are yours: {names}" in report
+    assert f"/etc/crust: kept, they are yours: {names}" in report
     assert len(report) <= 10
 
 
@@ -265,10 +265,46 @@ def test_uninstall_without_an_answer_is_refused(root: Path) -> None:
     assert tree(root) == before
 
 
+def test_work_goes_on_without_a_reader_of_its_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `crust install | head`."""
+    said: list[bool] = []
+
+    def install_nothing(*arguments: Any) -> bool:
+        for _ in range(2):
+            arguments[-1]("a line")
+            said.append(True)
+        return True
+
+    monkeypatch.setattr(install, "install", install_nothing)
+    for name in ("check_settings", "command_path"):
+        monkeypatch.setattr(install, name, lambda *_: None)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as lines:
+        monkeypatch.setattr("sys.stdout", lines)
+        umask = os.umask(0o022)
+        try:
+            install.run_install()
+        finally:
+            os.umask(umask)
+            os.dup2(null := os.open(os.devnull, os.O_WRONLY), writer)  # its last flush succeeds
+            os.close(null)
+    assert len(said) == 2
+
+
 def test_missing_command_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.prefix", str(tmp_path))
-    with pytest.raises(install.NotInstallable, match="crust is not installed in this environment"):
+    with pytest.raises(install.NotInstallable, match="bin/crust does not exist") as caught:
         install.command_path()
+    assert "the wheel that `make wheel` writes" in str(caught.value)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/crust").touch()
+    (tmp_path / "share/crust").mkdir(parents=True)
+    with pytest.raises(install.NotInstallable, match="share/crust/systemd does not exist"):
+        install.command_path()
+    (tmp_path / "share/crust/systemd").mkdir()
+    assert install.command_path() == f"{tmp_path}/bin/crust"
 
 
 def test_shipped_files_are_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

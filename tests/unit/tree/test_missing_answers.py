@@ -63,6 +63,7 @@ BOUNDARIES = {
         "Trial._claimed_and_ended",
         1,
     ): "the unpublish is refused then, with its error",
+    ("cli/install.py", "_say", 1): "a line without a reader: the installation goes on",
     ("cli/decisions.py", "_how_to_ask", 1): "a hint: DRIVER and PV stand for what cannot be read",
     ("cli/bundle.py", "parts", 1): "the bundle says what is missing in it, and why",
     ("cli/bundle.py", "_files", 2): "the bundle says what is missing in it, and why",

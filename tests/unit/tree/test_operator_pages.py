@@ -304,6 +304,28 @@ def test_table_of_doctor_has_every_check() -> None:
     assert {name for cell in first for name in re.findall(r"`([\w-]+)`", cell)} == set(CHECKS)
 
 
+_BY_NAME = re.compile(
+    r"\b(?:pip3?|pipx|uv) (?:tool )?install\b[^\n`]*[\s'\"]crust(?:[-_](?:csi|conformance))?(?![\w/-])(?!-\d|\.\w)"
+)
+"""Of a wheel's file it is the path, or a name with a version."""
+
+
+def test_no_text_installs_crust_by_name_from_an_index() -> None:
+    """Nobody owns the name there: whoever registered it would be root on each node that is told so."""
+    kinds = {".py", ".md", ".txt", ".toml", ".tpl", ".yaml", ".service", ".1"}
+    roots = ("crust", "conformance", "docs", "deploy", "examples", "specs")
+    paths = [path for root in roots for path in (ROOT / root).rglob("*") if path.suffix in kinds]
+    wrong = [
+        f"{path}: {found}"
+        for path in (*paths, *ROOT.glob("*.md"))
+        if (found := _BY_NAME.search(re.sub(r'"\s*\n\s*f?"', "", path.read_text("utf-8"))))
+    ]
+    assert not wrong
+    for text in ("pip install crust-csi", "pip install --upgrade 'crust-csi[kubernetes]>=1'"):
+        assert _BY_NAME.search(text), text
+    assert not _BY_NAME.search("pip install --no-deps ./crust_csi-*.whl build/crust_csi-1.whl")
+
+
 OPERATORS = (
     *("README.md", "CHANGELOG.md", "SECURITY.md"),
     *("docs/ceph.md", "docs/commands.md", "docs/errors.md", "docs/install.md", "docs/kata.md"),
