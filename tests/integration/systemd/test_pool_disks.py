@@ -29,7 +29,7 @@ RUN = {
     "umount": "test_driver_serves_again_when_the_wrong_disk_is_gone",
     "rm": "test_other_disk_becomes_the_pool_and_pods_end",
     "mount --options ro": "test_writes_since_a_restore_under_pods_are_saved",
-    "systemctl stop crust-node\ntar": "test_backup_and_restore_of_the_whole_pool",
+    "systemctl stop crust-node\n(umask": "test_backup_and_restore_of_the_whole_pool",
     "systemctl stop crust-node\nfind": "test_backup_and_restore_of_the_whole_pool",
 }
 """By first words: the test that runs the block."""
@@ -232,7 +232,9 @@ async def test_writes_since_a_restore_under_pods_are_saved(node: Node) -> None:
 
 def test_backup_and_restore_of_the_whole_pool(node: Node) -> None:
     node.output("touch", f"{POOL}/kept")
-    node.run_block("systemctl stop crust-node\ntar")
+    node.run_block("systemctl stop crust-node\n(umask")
+    mode = node.output("stat", "--format=%a", "/root/crust-pool.tar").strip()
+    assert mode == "600", "it has the data of all volumes"
     listed = node.output("tar", "--list", "--file", "/root/crust-pool.tar").split()
     assert "./block/pool.json" in listed
     pool_id = node.output("cat", f"{POOL}/pool.json")
