@@ -8,8 +8,8 @@ from benchmarks import figures, machine
 _INTRO = """# Benchmarks
 
 Written by `make bench`; do not edit. Alternatives were measured in turn, so read the ratios first: times depend on
-the machine, 99th percentiles also on its other load. A ratio is to the median without one,
-in the same row or table.
+the machine, 99th percentiles also on its other load. A ratio compares a median with the base: the median
+that has no ratio, in the same row or else in the same table.
 """
 
 

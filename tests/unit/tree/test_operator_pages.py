@@ -326,6 +326,15 @@ def test_no_text_installs_crust_by_name_from_an_index() -> None:
     assert not _BY_NAME.search("pip install --no-deps ./crust_csi-*.whl build/crust_csi-1.whl")
 
 
+def test_upgrade_on_the_page_restarts_readers_first() -> None:
+    page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    commands = page.partition("\n## Upgrade\n\n")[2].partition("\n\n")[0]
+    assert re.findall(r"systemctl (\S+ crust-\w+)", commands) == [
+        "try-restart crust-kata",
+        "restart crust-node",
+    ]
+
+
 OPERATORS = (
     *("README.md", "CHANGELOG.md", "SECURITY.md"),
     *("docs/ceph.md", "docs/commands.md", "docs/errors.md", "docs/install.md", "docs/kata.md"),
