@@ -12,7 +12,7 @@ is late.
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from urllib.parse import quote
@@ -41,8 +41,11 @@ _OK, _NOT_FOUND, _GONE = 200, 404, 410
 _RELIST_S = 600.0
 _WAIT_S = 5.0
 """external-attacher gives a detach 15 s."""
-_PAUSES_S = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
-"""The pause before the next list, by the number of watches that have ended since the last change."""
+_PAUSES_S = (2.0, 5.0, 10.0, 30.0)
+"""The pause before the next list, by the number of watches that have ended since the last change. The first one is a
+pause too: a server that restarts ends the watches of all nodes at one moment."""
+_PLUGINS = ("client.authentication.k8s.io/v1alpha1", "client.authentication.k8s.io/v1beta1")
+"""The exec plugins that lightkube asks for a token."""
 
 Kind = TypeVar("Kind", bound=KubernetesObject)
 Kept = TypeVar("Kept")
@@ -64,7 +67,7 @@ class UnusableKubeconfig(InvalidSettings):
 
 
 class VersionExpiredError(Exception):
-    """A watch cannot continue from its version: list again. It never leaves this file."""
+    """A watch cannot continue from its version: list again. Only `watch` raises it."""
 
 
 @dataclass(frozen=True)
@@ -90,15 +93,13 @@ class KubernetesApi:
             _check(code, body)
             return kind.model_validate_json(body)
 
-    async def listing(self, kind: type[Kind], *, fields: str = "") -> tuple[tuple[Kind, ...], str]:
-        """All objects of the kind, and the version from which a watch continues.
+    async def listing(self, kind: type[Kind], **query: str) -> tuple[tuple[Kind, ...], str]:
+        """All objects of the kind that the query selects, and the version from which a watch continues.
 
-        `fields` is a field selector. The pages are one state of the server.
+        The pages are one state of the server: its newest, unless the query has a resourceVersion.
         """
         objects: list[Kind] = []
-        query = {"limit": str(_PAGE)}
-        if fields:
-            query["fieldSelector"] = fields
+        query["limit"] = str(_PAGE)
         while True:
             async with _asking(f"the list of {kind.__name__} objects"):
                 code, body = await self._answer(kind.path, query)
@@ -110,15 +111,13 @@ class KubernetesApi:
             query["continue"] = page.metadata.continue_
 
     async def watch(
-        self, kind: type[Kind], version: str, *, fields: str = ""
+        self, kind: type[Kind], version: str, **query: str
     ) -> AsyncGenerator[tuple[Kind, bool], None]:
         """The objects that changed since a version, and whether each was deleted, until the server ends the watch.
 
         Raises `VersionExpiredError`, too.
         """
-        query = {"watch": "true", "resourceVersion": version}
-        if fields:
-            query["fieldSelector"] = fields
+        query |= {"watch": "true", "resourceVersion": version}
         timeout = (_ASK_S, None, _ASK_S, _ASK_S)  # the next change may be hours away
         with _refusals(f"the changes of {kind.__name__} objects"):
             async with self._http.stream(
@@ -156,6 +155,10 @@ def client(kubeconfig: str) -> KubernetesApi:
         chosen = loaded.get()
         if chosen is None or httpx2.URL(chosen.cluster.server).scheme not in ("http", "https"):
             raise UnusableKubeconfig(kubeconfig, "it has no server's address with http or https")
+        plugin = chosen.user and chosen.user.exec
+        if not chosen.user or (plugin and plugin.apiVersion not in _PLUGINS):
+            why = f"it names no user, or an exec plugin of an apiVersion other than {_PLUGINS}"
+            raise UnusableKubeconfig(kubeconfig, why)
         reached = client_adapter.ConnectionParams(timeout=httpx2.Timeout(_ASK_S), trust_env=False)
         return KubernetesApi(client_adapter.AsyncClient(chosen, reached))
     except (lightkube.ConfigError, OSError) as error:
@@ -172,13 +175,13 @@ def client(kubeconfig: str) -> KubernetesApi:
 
 @dataclass(eq=False)
 class Informer(Generic[Kind, Kept]):
-    """A cache of the objects of one kind: the result of `keep` for each, by `key`. `fields` is a field selector."""
+    """A cache of the objects of one kind that the query selects: the result of `keep` for each, by `key`."""
 
     api: KubernetesApi
     kind: type[Kind]
     keep: Callable[[Kind], Kept]
     key: Callable[[Kind], str] = lambda item: item.metadata.name
-    fields: str = ""
+    query: Mapping[str, str] = field(default_factory=dict)
     known: dict[str, Kept] = field(default_factory=dict)
     """The objects, as the last list and the changes since have them; or as they were asked for directly."""
     failure: str = ""
@@ -198,16 +201,14 @@ class Informer(Generic[Kind, Kept]):
         """Keep the objects known, until cancelled. If the API server is away, this logs it and tries again."""
         while True:
             try:
-                async with asyncio.timeout(scattered(_RELIST_S)) as relist:
-                    objects, version = await self.api.listing(self.kind, fields=self.fields)
+                async with asyncio.timeout(scattered(_RELIST_S)):
+                    objects, version = await self.api.listing(self.kind, **self.query)
                     self.known = {self.key(item): self.keep(item) for item in objects}
                     self.failure = ""
                     self._current.set()
                     await self._watch(version)
-            except TimeoutError as error:
-                if not relist.expired():
-                    self._lost(error)
-                    raise
+                    self._failures = 0
+            except TimeoutError:
                 self._failures = 0
                 continue
             except VersionExpiredError:
@@ -219,6 +220,7 @@ class Informer(Generic[Kind, Kept]):
             except Exception as error:
                 self._lost(error)
                 raise
+            self._current.clear()
             pause_s = self._pause_s()
             self._failures += 1
             await asyncio.sleep(scattered(pause_s))
@@ -231,7 +233,7 @@ class Informer(Generic[Kind, Kept]):
         return _PAUSES_S[min(self._failures, len(_PAUSES_S) - 1)]
 
     async def _watch(self, version: str) -> None:
-        changes = self.api.watch(self.kind, version, fields=self.fields)
+        changes = self.api.watch(self.kind, version, **self.query)
         async with contextlib.aclosing(changes):
             async for item, is_deleted in changes:
                 self._failures = 0
@@ -263,6 +265,8 @@ async def _asking(subject: str) -> AsyncIterator[None]:
                 yield
         except TimeoutError as error:
             raise KubernetesApiUnavailable(subject, f"no answer within {_ASK_S:g} s") from error
+        except VersionExpiredError as error:  # between two pages
+            raise KubernetesApiUnavailable(subject, str(error)) from error
 
 
 @contextlib.contextmanager
@@ -274,13 +278,15 @@ def _refusals(subject: str) -> Iterator[None]:
     try:
         yield
     except (_AnswerRefused, httpx2.HTTPError, lightkube.ConfigError) as error:
-        # ConfigError: the file with the token has gone
         raise KubernetesApiUnavailable(subject, str(error) or type(error).__name__) from error
     except pydantic.ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"]))
         why = f"it answers in another form than Kubernetes' own: {place}: {first['msg']}"
         raise KubernetesApiUnavailable(subject, why) from error
+    except (OSError, LookupError, TypeError, ValueError) as error:
+        # the file with the token, or the exec plugin: missing, or with an answer of another form
+        raise KubernetesApiUnavailable(subject, f"{type(error).__name__}: {error}") from error
 
 
 async def _body(response: "httpx2.Response") -> bytes:

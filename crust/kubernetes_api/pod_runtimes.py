@@ -48,8 +48,10 @@ class PodRuntimes:
 
     def __init__(self, api: KubernetesApi, node_name: str) -> None:
         self._api = api
+        # "0": from the server's cache, which may be old; a pod that it lacks is asked for by name
+        query = {"fieldSelector": f"spec.nodeName={node_name}", "resourceVersion": "0"}
         self._pods: Informer[Pod, tuple[str, bool]] = Informer(
-            api, Pod, _kept, key=lambda pod: pod.metadata.uid, fields=f"spec.nodeName={node_name}"
+            api, Pod, _kept, key=lambda pod: pod.metadata.uid, query=query
         )
         self._handlers: Informer[RuntimeClass, str] = Informer(
             api, RuntimeClass, lambda runtime_class: runtime_class.handler

@@ -50,6 +50,8 @@ class FakeKubernetes:
     def __init__(self) -> None:
         self.faults = ServerFaults()
         self.requests: list[str] = []
+        self.listed: dict[str, str] = {}
+        """The resourceVersion that the last list of a collection asked for; empty: the newest state."""
         self.verbs: set[tuple[str, str, str]] = set()
         """What a role must allow: group, resource and verb of each request."""
         self.watches = threading.Semaphore(0)
@@ -71,6 +73,8 @@ class FakeKubernetes:
         collection, _, name = _parsed(path)
         parts = path.strip("/").split("/")
         verb = "get" if name else "watch" if "watch" in query else "list"
+        if verb == "list":
+            self.listed[collection] = query.get("resourceVersion", [""])[0]
         self.verbs.add(("" if parts[0] == "api" else parts[1], collection, verb))
         self.arrivals.release()
 

@@ -93,9 +93,19 @@ async def test_pod_that_was_followed_is_known_while_server_is_away(
         assert await runtimes.handler_of(PodName("default", "listed", "uid-0")) == "kata"
 
 
-async def test_watch_from_a_compacted_version_begins_again_with_a_list(
+async def test_pods_of_a_node_are_listed_from_the_servers_cache(
     api: FakeKubernetes, runtimes: PodRuntimes
 ) -> None:
+    """The newest state would be read from etcd: the pods of all nodes, for each node."""
+    async with runtimes.following(Health()):
+        await watched(api)
+    assert api.listed == {"pods": "0", "runtimeclasses": ""}
+
+
+async def test_watch_from_a_compacted_version_begins_again_with_a_list(
+    api: FakeKubernetes, runtimes: PodRuntimes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubernetes_api, "_PAUSES_S", (0.0,))
     async with runtimes.following(Health()):
         await watched(api)
         api.compact()

@@ -27,6 +27,7 @@ BOUNDARIES = {
     ("rpc/serving/service.py", "Service.answer", 1): "the caller of the RPC gets a status",
     ("rpc/serving/service.py", "Service.stream", 1): "the caller of the RPC gets a status",
     ("handoff/watch.py", "Watch._follow_root", 1): "logged: scans go on, and each watches again",
+    ("kubernetes_api/api.py", "Informer.follow", 1): "ends a watch in time: the list comes anew",
     ("kata/nri.py", "_Session._call", 1): "the container engine gets a failure",
     ("kata/statistics.py", "KataHandler.stats", 1): "the condition of old numbers names it",
     ("kata/nri.py", "_logged", 1): "logs the error of a look in the background",
