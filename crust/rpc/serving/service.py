@@ -54,7 +54,8 @@ POLLED = frozenset(
     for prefix in ("Node", "Runtime", "")
     for answer in ("Stats", "Health")
 )
-"""Calls of each volume in each minute, by a kubelet and on to the runtime: logged at INFO only if they fail."""
+"""Calls of each volume in each minute, by a kubelet and on to the runtime: logged at DEBUG unless they fail. One with
+FAILED_PRECONDITION has not failed: the guest boots, or its runtime reports no statistics."""
 
 _OPERATOR_SERVICES = ("/crust.v1.Inspect/", "/crust.v1.Pool/")
 """A call of an operator leaves no line in the log, and a Watch that its reader ends is no failure."""
@@ -211,6 +212,7 @@ class _Served:
         )
         is_polled = self.is_quiet or self.rpc in POLLED
         level = logging.DEBUG if self._is_inner or is_polled else logging.INFO
+        is_fine |= self.rpc in POLLED and code is grpc.StatusCode.FAILED_PRECONDITION
         # a refusal is a warning; the outer call reports an inner call's failure
         if not (self._is_inner or is_fine):
             level = logging.ERROR if code in _OURS else logging.WARNING

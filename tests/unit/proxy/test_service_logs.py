@@ -83,6 +83,29 @@ async def test_statistics_have_one_request_id_as_far_as_the_handler(
         )
 
 
+async def test_statistics_refused_before_the_guest_mounts_are_logged_at_debug(
+    kata: FakeNode, published: str, stream: io.StringIO
+) -> None:
+    """A kubelet polls them. Each refusal was a warning, while the guest booted."""
+    for level, logged in ((logging.INFO, set()), (logging.DEBUG, {"debug"})):
+        logging.getLogger().setLevel(level)
+        with pytest.raises(grpc.aio.AioRpcError, match="NotMountedInSandbox"):
+            await kata.co.stats("vol-1", published)
+        lines = await served(stream, "NodeGetVolumeStats")
+        assert {line["level"] for line in lines} == logged
+
+
+async def test_statistics_that_a_handler_fails_are_warned_of(
+    node: FakeNode, target: str, stream: io.StringIO
+) -> None:
+    async with node.deferred(target) as fake:
+        fake.error = GuestLost("the guest does not answer")
+        with node.sandbox(target), pytest.raises(grpc.aio.AioRpcError):
+            await node.co.stats("vol-1", target)
+    lines = await served(stream, "NodeGetVolumeStats")
+    assert {line["level"] for line in lines} == {"warning"}
+
+
 async def test_driver_that_is_away_is_named(places: Places, stream: io.StringIO) -> None:
     async with FakeNode(places, parts=("shim",)), channel.connect(places.shim) as to_shim:
         await refused(
