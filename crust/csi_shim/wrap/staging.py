@@ -124,8 +124,8 @@ class Staging:
             raise errors.NotReady.named(
                 "StageForgotten",
                 f"volume {paths.key} cannot be staged again, {way}",
-                why="the shim was started after the volume was staged, and the stage may have had secrets, which are "
-                "kept in memory only",
+                why="the shim knows no stage of it: it is not staged, or the shim was started after the stage, "
+                "which may have had secrets, and those are kept in memory only",
             )
         return as_block.stage_of(request)
 

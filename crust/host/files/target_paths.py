@@ -33,7 +33,7 @@ class SymlinkInPath(errors.Refused):
 class TargetConflict(errors.Conflict):
     def __init__(self, target: TargetPath, why: str, *, hint: str = "check it by hand") -> None:
         super().__init__(
-            f"{target} cannot be used as a target", why=why, hint=f"{hint}; nothing was removed"
+            f"{target} cannot be used as a target", why=why, hint=f"{hint}; no data was removed"
         )
 
 

@@ -197,6 +197,17 @@ async def test_unpublish_outside_the_roots_or_through_a_link_unmounts_nothing(
         mount_api.unmount(f"{outside}/mount")
 
 
+async def test_raw_publish_on_an_empty_directory_removes_no_data(bench: Bench) -> None:
+    """The refusal said that nothing was removed; the empty directory is, so that the retry passes."""
+    volume = await bench.create(capability=block())
+    target = bench.target("pod-a")
+    await bench.stage(volume.volume_id, block())
+    Path(target).mkdir()
+    with pytest.raises(target_paths.TargetConflict, match="no data was removed"):
+        await bench.publish(volume.volume_id, target, block())
+    await bench.publish(volume.volume_id, target, block())
+
+
 async def test_publish_on_target_with_files_or_foreign_mount_is_refused(bench: Bench) -> None:
     volume_id = await bench.staged()
     target = Path(bench.target("pod-a"))

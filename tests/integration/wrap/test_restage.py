@@ -80,6 +80,16 @@ async def test_restarted_shim_without_secrets_refuses_until_pod_is_recreated(
         await node.publish(volume, target, flag=flag)
 
 
+async def test_publish_after_an_unstage_says_that_it_may_be_unstaged(cloud: Wrapped) -> None:
+    """The shim blamed a restart of its own alone."""
+    volume, target = await cloud.staged_volume(context=NAMED)
+    await cloud.unstage(volume)
+    await refused(
+        cloud.publish(volume, target, flag=True),
+        Code.FAILED_PRECONDITION, "StageForgotten", "it is not staged, or the shim was started after the stage",
+    )  # fmt: skip
+
+
 async def test_stage_without_secrets_is_repeated_from_the_publish(undecided: Wrapped) -> None:
     undecided.driver.misbehave(secrets="not needed")
     volume, target = await undecided.volume(context={"vendor": "1"}), undecided.target("one")
