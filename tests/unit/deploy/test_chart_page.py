@@ -55,6 +55,35 @@ def test_images_of_sidecars_are_those_of_the_page() -> None:
     assert used == named
 
 
+def test_sidecars_on_the_host_have_roles_and_arguments_of_chart() -> None:
+    section = PAGE.partition("\n### Sidecars on the host")[2].partition("\n### ")[0]
+    items = objects("snapshots: {enabled: true}")
+    named = re.findall(r"for role in ([a-z ]+); do\s+kubectl (?:-n \S+ )?create (\w+)", section)
+    for roles, binding in named:
+        kind = {"clusterrolebinding": "ClusterRole", "rolebinding": "Role"}[binding]
+        shipped = {role["metadata"]["name"] for role in of_kind(items, kind)} - {"crust-node"}
+        assert {f"crust-{role}" for role in roles.split()} == shipped
+    assert len(named) == 2
+    pod = one(items, "DaemonSet")["spec"]["template"]["spec"]
+    of_the_pod = ("--csi-address", "--http-endpoint", "--capacity-ownerref-level")
+    wanted = {
+        container["name"]: {
+            argument.replace("$(NAMESPACE)", chart.NAMESPACE)
+            for argument in container["args"]
+            if not argument.startswith(of_the_pod)
+        }
+        for container in pod["containers"]
+        if container["name"] != "crust"
+    }
+    lines = re.findall(r"ExecStart=/usr/local/bin/(\S+) (.*)", section)
+    of_the_host = ("--kubeconfig", *of_the_pod)
+    said = {
+        program: {argument for argument in line.split() if not argument.startswith(of_the_host)}
+        for program, line in lines
+    }
+    assert said == wanted
+
+
 def value_at(path: str) -> Any:
     """The default of a value, by its path. Raises KeyError."""
     found: Any = VALUES
