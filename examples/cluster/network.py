@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from pyroute2 import NetNS, netns
 
-from crust.host.mounts import mount_api, mountinfo
+from crust.host.mounts import mount_api
 
 _NETWORK = "10.213.0"
 _PREFIX_LENGTH = 24
@@ -97,13 +97,14 @@ def running(*names: str) -> Iterator[Network]:
 
 @contextmanager
 def _names() -> Iterator[None]:
-    """The directory of the names, and the mount that makes them visible to others, go with the last namespace."""
-    existed, was_mounted = os.path.isdir(_NAMES), mountinfo.at(_NAMES) is not None
+    """The names are on a filesystem of their own, which goes with the mount namespace if this process is killed."""
+    existed = os.path.isdir(_NAMES)
+    os.makedirs(_NAMES, exist_ok=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=0755", "tmpfs", _NAMES], check=True)
     try:
         yield
     finally:
-        if not was_mounted and mountinfo.at(_NAMES):
-            mount_api.unmount(_NAMES)
+        mount_api.unmount_one(_NAMES)
         if not existed:
             with contextlib.suppress(OSError):  # others have made names there since
                 os.rmdir(_NAMES)

@@ -21,6 +21,13 @@ with socket.create_server((sys.argv[1], 0)) as server:
     while True:
         server.accept()[0].close()
 """
+_NETWORK = """
+import signal
+from examples.cluster import network
+with network.running("a") as made:
+    print(made.services.namespace, flush=True)
+    signal.pause()
+"""
 _CONNECT = """
 import socket, sys
 try:
@@ -72,3 +79,14 @@ def test_no_namespace_stays_after_a_failure() -> None:
         raise RuntimeError
     mark = made.services.namespace.removesuffix("services")
     assert not list(Path("/run/netns").glob(f"{mark}*"))
+
+
+def test_killed_network_leaves_no_name() -> None:
+    private = ("unshare", "--mount", "--propagation", "private")
+    command = (*private, sys.executable, "-c", _NETWORK)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        name = process.stdout.readline().strip()
+        assert name
+        process.kill()
+    assert not Path("/run/netns", name).exists()
