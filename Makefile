@@ -14,12 +14,12 @@ CACHE := .cache
 # The packages of the distribution that tests, demo and benchmarks need; Debian 12 itself pins their versions.
 PACKAGES := python3 python3-venv qemu-system-x86 e2fsprogs xfsprogs btrfs-progs cpio lz4 zstd mount util-linux containerd runc bubblewrap libseccomp2 strace udev lvm2 systemd systemd-container prometheus mmdebstrap umoci ceph-mon ceph-mgr ceph-osd ceph-common python3-rados python3-rbd qemu-block-extra qemu-utils iproute2
 
-# All files of a run are below this directory, and go with it. The path is short, for the sockets below it.
+# What a killed run has left goes by its mark: tests, demos and benchmarks.
+RUN := tests/marked_run.sh
+
 # If this machine lacks a capability named in REQUIRED, the tests that need it fail; without REQUIRED they skip.
-# The lock says that the run lives. A run without it is removed, with all that it left: at its end, or by the next run.
-PYTEST = $(PY) -m tests.support.killed_runs; scratch=$$(mktemp -d /tmp/ct-XXXXXX) && exec 9>"$$scratch/.run" && flock 9 && \
-	trap 'exec 9<&-; $(PY) -m tests.support.killed_runs' EXIT && \
-	TMPDIR="$$scratch" TESTS_REQUIRE=$(REQUIRED) $(WITHIN) $(PY) -m pytest --basetemp="$$scratch/t" --durations=20 9<&-
+PYTEST = TESTS_REQUIRE=$(REQUIRED) $(RUN) $(WITHIN) \
+	sh -c 'exec $(PY) -m pytest --basetemp="$$TMPDIR/t" --durations=20 "$$@"' pytest
 
 # Everything that touches the host runs in a mount namespace of its own, so that leaked mounts end with it.
 PRIVATE := unshare --mount --propagation private
@@ -121,11 +121,11 @@ audit: wheel ## name packages of the bills in build/ that have known and mended 
 
 .PHONY: demo
 demo: root guest ## publish volumes to a microVM on this machine, step by step (root)
-	$(PRIVATE) $(PY) -m examples.kata.demo
+	@$(RUN) $(PRIVATE) $(PY) -m examples.kata.demo
 
 .PHONY: cluster-demo
 cluster-demo: root guest ## three nodes with local pools of their own, and Ceph, on this machine (root)
-	$(PRIVATE) $(PY) -m examples.cluster
+	@$(RUN) $(PRIVATE) $(PY) -m examples.cluster
 
 test integration conformance e2e forms upgrade lies kills false-refusals simulate: WITHIN = tests/in_memory.sh
 test: REQUIRED = mount,loop,cgroups,vm,containerd,systemd,ember,csi-sanity,go-driver
@@ -196,7 +196,7 @@ e2e: root guest third-party ## the tests that boot the microVM (root)
 kata: export KATA_NODE = $(NODE)
 kata: export KATA_RUNTIMES = $(RUNTIMES)
 kata: root $(VENV)/.done ## the chain with a real Kata on a node; NODE=dir RUNTIMES=name=configuration.toml,... (docs/kata.md; root)
-	@$(PY) -m pytest -q --timeout 500 tests/real_kata
+	@$(PYTEST) -q --timeout 500 tests/real_kata
 
 # etcd, Kubernetes and containerd, in the versions of tests/support/third_party/kubernetes.
 KUBERNETES := $(shell find tests/support/third_party/kubernetes -type f) tests/build_kubernetes.sh
@@ -222,7 +222,7 @@ size: $(VENV)/.done ## count lines by package, and error classes
 
 .PHONY: trace
 trace: root $(VENV)/.done ## count functions and files that run in a publish, a creation and a stage; VERBOSE=1 names them (root)
-	@$(PRIVATE) $(PY) -m tests.support.measures.trace $(if $(VERBOSE),--verbose)
+	@$(RUN) $(PRIVATE) $(PY) -m tests.support.measures.trace $(if $(VERBOSE),--verbose)
 
 .PHONY: lint
 lint: $(VENV)/.done ## ruff, mypy --strict, import-linter, codespell
@@ -259,7 +259,7 @@ check-generated: $(VENV)/.done $(HELM) ## check that the generated files are cur
 
 .PHONY: bench
 bench: root guest ## run all benchmarks; writes docs/benchmarks.md and its plot
-	$(PRIVATE) $(PY) -m benchmarks
+	@$(RUN) $(PRIVATE) $(PY) -m benchmarks
 
 .PHONY: clean
 clean: ## remove what the other targets made in this directory

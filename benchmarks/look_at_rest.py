@@ -6,13 +6,11 @@ entries are valid records of volumes that do not exist.
 
 import asyncio
 import resource
-import tempfile
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 
-from benchmarks import figures, records
+from benchmarks import figures, node, records
 from crust.core.operations import KeyedOperations
 from crust.core.supervised import Health
 from crust.handoff import claims, entry
@@ -74,18 +72,18 @@ async def measure() -> Result:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # the locks of the claims
     measured = Measured()
-    with tempfile.TemporaryDirectory(dir="/run", prefix="crust-look-") as root, ExitStack() as held:
+    with node.run_directory() as root, ExitStack() as held:
         store = Store(f"{root}/volumes")
         store.open()
         targets = [
             store.create(records.record(number)).require().target for number in range(ENTRIES)
         ]
         table = Table()
-        filesystems = Filesystems(ToolLocks(Path(root)))
+        filesystems = Filesystems(ToolLocks(root))
         entries = Entries(
             store,
             table,
-            Targets([root]),
+            Targets([str(root)]),
             filesystems,
             devices,
             KeyedOperations(Workers("the look")),

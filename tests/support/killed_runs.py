@@ -1,10 +1,11 @@
-"""Removes what killed test runs have left: processes, frozen filesystems, loop devices, control groups, directories.
+"""Removes what killed runs have left: processes, frozen filesystems, loop devices, control groups, directories.
 
 All files of a run lie below a directory /tmp/ct-XXXXXX, whose file `.run` the run's first process has locked until it
-ends (flock(2)); the Makefile makes both. The directory's name is the mark of a run: its processes have it in their
-environment or among their mounts, its loop devices in the name of their file; or a loop device is upon another one of
-the run, as a kubelet's upon a raw volume, or its file lies on one. A run is dead if nobody has the lock. What has no
-mark stays.
+ends (flock(2)); tests/marked_run.sh makes both, while it has the lock of /tmp. The directory's name is the mark of a
+run: its processes have it in their environment or among their mounts, its loop devices in the name of their file; or
+a loop device is upon another one of the run, as a kubelet's upon a raw volume, or its file lies on one. A run is dead
+if nobody has its lock. If nobody has the lock of /tmp, and its directory is empty, it was killed before it had one.
+What has no mark stays.
 
 Processes end first: a directory that is removed under the mounts of a process takes them out of its namespace, and
 then a filesystem on a loop device keeps the device, whose file keeps the filesystem, and nothing reaches either.
@@ -41,19 +42,23 @@ _END_S = 60
 
 def remove_all() -> bool:
     """Remove what dead runs have left; returns whether all of it is gone."""
-    is_clean = True
-    for name in sorted(_directories()):
-        if _is_dead(name):
-            is_clean = _remove(name) and is_clean
-    return is_clean
+    with syscalls.closing(os.open(RUNS, os.O_RDONLY | os.O_DIRECTORY)) as beginnings:
+        fcntl.flock(beginnings, fcntl.LOCK_EX)
+        dead = [name for name in sorted(_directories()) if _is_dead(name)]
+    left = [name for name in dead if not _remove(name)]
+    return not left
 
 
 def _is_dead(name: str) -> bool:
-    """Whether the run has ended. A directory without the file is of a run that has just begun, or is no run's."""
+    """Whether the run has ended, or was killed while it began. Another directory of such a name is no run's."""
     try:
         with open(f"{RUNS}/{name}/.run", encoding="ascii") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (FileNotFoundError, BlockingIOError):
+    except (BlockingIOError, PermissionError):  # it lives, or is another user's
+        return False
+    except FileNotFoundError:
+        with suppress(FileNotFoundError):
+            return not os.listdir(f"{RUNS}/{name}")
         return False
     return True
 
@@ -78,7 +83,7 @@ def _remove(name: str) -> bool:
     left = [*_processes().get(name, ()), *(device.path for device in devices().get(name, ()))]
     left.extend(str(path) for path in (directory,) if path.exists())
     if ended or detached or left:
-        what = f"{ended} processes and {detached} loop devices of the test run {name}"
+        what = f"{ended} processes and {detached} loop devices of the run {name}"
         sys.stderr.write(f"removed {what}; left: {left or 'nothing'}\n")
     return not left
 

@@ -41,7 +41,7 @@ attach = ["losetup", "--find", "--show", "/mnt/target"]
 raw = subprocess.run(attach, check=True, capture_output=True, text=True).stdout.strip()
 frozen = fsfreeze.Freeze(f"{directory}/m")
 without = subprocess.Popen(["sleep", "infinity"], env={}, start_new_session=True)
-print(os.getpid(), without.pid, disk.path, inner.path, raw, flush=True)
+print(directory, os.getpid(), without.pid, disk.path, inner.path, raw, flush=True)
 signal.pause()
 """
 
@@ -59,16 +59,13 @@ class Run:
 @contextmanager
 def running() -> Iterator[Run]:
     """As the Makefile starts one."""
-    line = (
-        'd=$(mktemp -d /tmp/ct-XXXXXX) && exec 9>"$d/.run" && flock 9 && echo $d && '
-        'TMPDIR="$d" unshare --mount --propagation private "$0" -c "$1" 9<&-'
-    )
-    command = ["sh", "-c", line, sys.executable, RUN]
+    private = ("unshare", "--mount", "--propagation", "private")
+    command = ("tests/marked_run.sh", *private, sys.executable, "-c", RUN)
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as shell:
         assert shell.stdout is not None
-        directory, words = Path(shell.stdout.readline().strip()), shell.stdout.readline().split()
+        directory, *words = shell.stdout.readline().split()
         try:
-            yield Run(directory, shell, list(map(int, words[:2])), words[2:])
+            yield Run(Path(directory), shell, list(map(int, words[:2])), words[2:])
         finally:
             shell.kill()
             shell.wait()
@@ -90,6 +87,10 @@ def lives(pid: int) -> bool:
     return not has_ended
 
 
+def is_gone(run: Run) -> bool:
+    return not (any(map(lives, run.pids)) or attached(run) or run.directory.exists())
+
+
 def test_what_a_killed_run_left_is_removed() -> None:
     with running() as run:
         assert attached(run) == set(run.devices)
@@ -97,9 +98,29 @@ def test_what_a_killed_run_left_is_removed() -> None:
         os.kill(run.pids[0], signal.SIGKILL)
         run.shell.wait()
         assert killed_runs.remove_all()
-        assert not any(map(lives, run.pids))
-        assert not attached(run)
-        assert not run.directory.exists()
+        assert is_gone(run)
+
+
+def test_terminated_run_removes_all_that_it_has() -> None:
+    """Its command does not hear of it: the shell alone is terminated, as make does."""
+    with running() as run:
+        assert attached(run) == set(run.devices)
+        run.shell.terminate()
+        run.shell.wait()
+        assert is_gone(run)
+
+
+def test_directory_of_a_run_killed_in_its_beginning_is_removed(tmp_path: Path) -> None:
+    made = tmp_path / "mktemp"
+    made.write_text('#!/bin/sh\n/bin/mktemp "$@" | tee "$0.made"\nkill -KILL $PPID\n')
+    made.chmod(0o755)
+    paths = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    ended = subprocess.run(["tests/marked_run.sh", "true"], env=paths, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    directory = Path(made.with_suffix(".made").read_text().strip())
+    assert directory.is_dir()
+    killed_runs.remove_all()
+    assert not directory.exists()
 
 
 def test_control_groups_of_a_killed_cluster_are_removed() -> None:
