@@ -133,7 +133,7 @@ e2e: REQUIRED = mount,loop,vm,ember
 integration: REQUIRED = mount,loop,cgroups,containerd,systemd,ember,csi-sanity,go-driver
 conformance: REQUIRED = mount,loop,ember,csi-sanity
 forms: REQUIRED = mount,loop,vm,containerd,systemd
-upgrade: REQUIRED = mount,loop,systemd
+upgrade: REQUIRED = mount,loop,vm,systemd
 lies kills false-refusals simulate: REQUIRED = mount,loop
 
 .PHONY: test
@@ -172,8 +172,9 @@ forms: root setup guest $(HELM) ## the whole list of what a node must be able to
 	@$(PYTEST) $(SIDE_BY_SIDE) tests/integration/systemd/test_units.py tests/integration/systemd/test_capabilities.py tests/integration/containers/test_pods.py
 
 .PHONY: upgrade
+upgrade: export TESTS_UPGRADE = all
 upgrade: export TESTS_UPGRADE_FROM = $(FROM)
-upgrade: root setup ## the upgrade and the way back by docs/operations.md, from the wheel of an earlier commit; FROM=<commit> (root)
+upgrade: root guest ## the upgrade and the way back by docs/operations.md, from an earlier commit, under a microVM; FROM=<commit> (root)
 	@$(PYTEST) $(SIDE_BY_SIDE) tests/integration/systemd/test_upgrade.py
 
 .PHONY: kills

@@ -174,6 +174,11 @@ def _install_environment(root: Path) -> None:
         environments.do("umount", root / name)
     (packages,) = (root / ENVIRONMENT[1:]).glob("lib/python3*/site-packages")
     (packages / "dependencies.pth").write_text(f"{_DEPENDENCIES}\n")
+    command = (
+        root / ENVIRONMENT[1:] / "bin" / "pip"
+    )  # without the seconds that pip's own installation takes
+    command.write_text(f'#!/bin/sh\nexec {" ".join(pip)} --python {python} "$@"\n')
+    command.chmod(0o755)
 
 
 @contextmanager

@@ -30,17 +30,22 @@ SOCKET = f"{KUBELET}/plugins/block.csi.crust.dev/csi.sock"
 
 
 def documented(heading: str) -> list[str]:
-    """The commands of the first block below a heading of the page. The environment is there: it needs no network."""
+    """The commands of the first block below a heading of the page."""
     section = PAGE.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
     block = re.search(r"\n((?:    .+\n)+)", section)
     assert block is not None, f"no block of commands below {heading!r}"
-    lines = [line.strip() for line in block[1].splitlines()]
-    return [line for line in lines if "pip install" not in line and "-m venv" not in line]
+    return [line.strip() for line in block[1].splitlines()]
 
 
 def follow(machine: Machine, heading: str) -> None:
     for line in documented(heading):
-        machine.output("sh", "-c", line)
+        run(machine, line)
+
+
+def run(machine: Machine, line: str, directory: str = "/opt") -> None:
+    """In the directory of the wheel. The environment is there, and has what the wheel needs: it needs no network."""
+    if "--require-hashes" not in line and "-m venv" not in line:
+        machine.output("sh", "-c", f"cd {directory} && {line}")
 
 
 @pytest.fixture(scope="module")

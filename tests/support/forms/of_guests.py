@@ -1,5 +1,8 @@
 """Entries of the list with real guests: the example runtime on the node, and the microVMs that it starts."""
 
+import os
+import select
+import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
@@ -16,7 +19,7 @@ _HERE = "--run-dir=/run/crust/example"
 """The proxy, in its pod, sees the handler's socket there."""
 WRITE = "echo written >/data/file; sync; cat /data/file"
 READ = "cat /data/file"
-WRITE_ON = f"{WRITE}; while date >>/data/more; do :; done"
+WRITE_ON = f"{WRITE}; while echo more >>/data/more && sync; do echo more; done"
 SMALL, LARGE = 320 * MIB, 400 * MIB
 
 
@@ -132,7 +135,7 @@ async def runtime(form: Form) -> AsyncIterator[None]:
 @contextmanager
 def guest(
     form: Form, script: str = WRITE, target: str = TARGET, *, is_killed: bool = False
-) -> Iterator[None]:
+) -> Iterator["subprocess.Popen[str]"]:
     """A microVM that has the volume, and whose script has printed "written" when the block begins; it ends then."""
     of_guest = ("--sandbox=guest", f"--mount=source={target},destination=/data")
     command = (*_RUNTIME, "run", _HERE, *of_guest, "sh", "-c", f"{script}; exec sleep infinity")
@@ -140,9 +143,19 @@ def guest(
         assert running.stdout is not None
         line = running.stdout.readline()
         assert line == "written\n", line + running.stdout.read()
-        yield
+        yield running
         if is_killed:
             _, _, pid, *_ = form.output(*_RUNTIME, "ps", _HERE).split()
             form.output("kill", "-KILL", pid)
             running.wait(60)
         form.output(*_RUNTIME, "stop", _HERE, "guest")
+
+
+def writes_on(running: "subprocess.Popen[str]") -> bool:
+    """Whether the guest of `WRITE_ON` lives; waits until it has written more than it has printed so far. Blocks."""
+    assert running.stdout is not None
+    printed = running.stdout.fileno()
+    while select.select([printed], [], [], 0)[0]:
+        if not os.read(printed, 1 << 16):
+            return False
+    return bool(os.read(printed, 1))
