@@ -46,10 +46,8 @@ OPENED_WITHIN_S = 10.0
 FENCE_PERIOD_S = 30.0
 """The cluster lists a client of a node without power as connected for as long."""
 
-_ENGINES: Mapping[str, Callable[[DriverSettings], protocol.Engine]] = {
-    "files": lambda settings: files.engine(
-        settings.state_dir, settings.pool_id_file, create=settings.create_pool
-    ),
+ENGINES: Mapping[str, Callable[[DriverSettings], protocol.Engine]] = {
+    "files": lambda own: files.engine(own.state_dir, own.pool_id_file, create=own.create_pool),
     "rbd": lambda settings: _rbd(settings),
 }
 """By the setting `engine`; made without I/O."""
@@ -138,7 +136,7 @@ def driver_of(settings: DriverSettings, connect: Callable[[str], Port] = SocketP
     for name, own in settings.by_pool().items():
         is_shared = own.engine not in LOCAL_ENGINES
         drivers[name] = build(
-            engine=_ENGINES[own.engine](own),
+            engine=ENGINES[own.engine](own),
             role=Role(own.mode, own.node_deployment, is_shared, own.csi_profile),
             run_dir=own.run_dir,
             node_id=own.node_id,

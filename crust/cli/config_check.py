@@ -14,6 +14,7 @@ from typing import Any
 import click
 from rich.text import Text
 
+from crust.cli import layouts
 from crust.cli.programs import PROGRAMS, daemons
 from crust.core import credentials, errors
 from crust.core.settings import loading
@@ -54,6 +55,7 @@ def print_settings(programs: Sequence[str], config: Path | None, form: Format) -
         try:
             text = daemons.text(program, path) if path else ""
             rows.extend(rows_in(program, text, str(path or ""), os.environ))
+            refused.extend(layouts.unread(daemons.load(program, text, environ=os.environ)))
         except errors.InvalidRequest as error:
             refused.append(f"{path or program}: {error.shown()}")
     names = tuple(f"{row.program}.{row.setting}={row.value}" for row in rows)

@@ -6,32 +6,31 @@ names before the first one is renamed, so a full disk leaves the node as it was.
 nothing: its last lines say how.
 """
 
-import contextlib
 import itertools
 import os
-import shutil
-import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from crust.blockdriver.settings import DriverSettings
+from crust.cli import layouts
 from crust.cli.programs import PROGRAMS, daemons
 from crust.cli.shells import Shell, completion_script
 from crust.core import errors, volumes
+from crust.handoff import layout
+from crust.host.block import loop
 from crust.host.files import durable, listing
 from crust.host.process import syscalls
 from crust.inspection import refusals
+from crust.proxy.guard import Targets
+from crust.proxy.settings import ProxySettings
+from crust.proxy.target import MountStack
 from crust.runtime_handler import keeper
-
-if TYPE_CHECKING:  # pydantic takes long to import
-    from crust.core.settings.program import ProgramSettings
-    from crust.proxy.guard import Targets
 
 UNITS = Path("usr/local/lib/systemd/system")
 RULES = Path("usr/local/lib/udev/rules.d")
@@ -144,25 +143,22 @@ def install(root: Path, source: Path, command: str, systemctl: Systemctl, say: R
         say(line)
     for file in new_files:
         if listing.exists(root / _OVERRIDES / file.path.name):
-            say(
-                f"warning: /{_OVERRIDES}/{file.path.name} hides the unit that was installed: remove it"
-            )
+            say(f"warning: /{_OVERRIDES}/{file.path.name} hides the installed unit: remove it")
     _reload(systemctl, say)
     return all(file in changed for file in new_files if file.is_kept)
 
 
 def check_settings(directory: Path) -> None:
-    """Raise `SettingsRefused` if a daemon would not start with its file there, or not open its pool.
+    """Raise `SettingsRefused` if a daemon would not start with its file there, or not read what the node has.
 
     What has gone is in the log.
     """
-    refused = []
+    refused: list[str] = []
     for program, path in _settings_files(directory):
         try:
             settings = daemons.load(program, daemons.text(program, path))
-            for driver in getattr(settings, "driver", (settings,)):
-                _check_layout(driver)
-        except (errors.InvalidRequest, errors.Corrupt) as error:
+            refused.extend(f"{path}: {why}" for why in layouts.unread(settings))
+        except errors.InvalidRequest as error:
             refused.append(f"{path}: {error.why}")
     if refused:
         raise errors.InvalidRequest.named(
@@ -176,24 +172,6 @@ def _settings_files(directory: Path) -> list[tuple[str, Path]]:
     """The settings files of daemons there, each with its program; shim-<name>.toml is of a shim."""
     paths = ((path.stem.partition("-")[0], path) for path in listing.matching(directory, "*.toml"))
     return [(program, path) for program, path in paths if program in PROGRAMS]
-
-
-def _check_layout(settings: "ProgramSettings") -> None:
-    """Raise `UnknownPoolLayout` for a pool of a driver of ours. Of any other problem the driver tells itself."""
-    from crust.blockdriver.engines import files as directory_engine
-    from crust.blockdriver.engines.pool_access import UnknownPoolLayout
-    from crust.blockdriver.settings import LOCAL_ENGINES, DriverSettings
-
-    if not isinstance(settings, DriverSettings) or settings.engine not in LOCAL_ENGINES:
-        return
-    for own in settings.by_pool().values():
-        pool = directory_engine.engine(own.state_dir, own.pool_id_file).home
-        try:
-            pool.find()
-            pool.let_go()
-        except errors.CrustError as error:
-            if isinstance(error, UnknownPoolLayout):
-                raise
 
 
 def uninstall(root: Path, source: Path, systemctl: Systemctl, say: Report) -> None:
@@ -240,17 +218,10 @@ def uninstall(root: Path, source: Path, systemctl: Systemctl, say: Report) -> No
     )
 
 
-def _in_use(root: Path) -> "tuple[Targets, list[str]]":
+def _in_use(root: Path) -> tuple[Targets, list[str]]:
     """The kubelet's targets, and what stands of volumes without a daemon. Raises an error of crust for what is not
     seen: it may be in use.
     """
-    from crust.blockdriver.settings import DriverSettings
-    from crust.handoff import layout
-    from crust.host.block import loop
-    from crust.proxy.guard import Targets
-    from crust.proxy.settings import ProxySettings
-    from crust.proxy.target import MountStack
-
     base, roots, found = str(root).rstrip("/"), set[str](), list[str]()
     files = [daemons.load("node", "")]  # the defaults, where no file is left
     for program, path in _settings_files(root / SETTINGS):
@@ -312,7 +283,7 @@ def _reported(command: str) -> Iterator[None]:
 
 def _listed(root: Path) -> Iterator[Path]:
     """The paths of the list. A path outside of the directories that installations write is ignored."""
-    with contextlib.suppress(FileNotFoundError):
+    with suppress(FileNotFoundError):
         for line in (root / MANIFEST).read_text(encoding="utf-8").splitlines():
             path = Path(line)
             if path.parent in _PLACES and "crust" in path.name:
@@ -344,31 +315,3 @@ def _report(new_files: Sequence[File], changed: Sequence[File]) -> Iterator[str]
         files_there = [file for file in new_files if file.path.parent == directory]
         written = [file.path.name for file in files_there if file in changed]
         kept = [file.path.name for file in files_there if file.is_kept and file not in changed]
-        if len(written) > _NAMED:
-            written = [str(len(written))]
-        said = {"written": written, "kept, they are yours": kept}
-        parts = [f"{what}: {', '.join(names)}" for what, names in said.items() if names]
-        yield f"/{directory}: {'; '.join(parts) or 'unchanged'}"
-
-
-def _check_ours(link: Path) -> None:
-    if listing.exists(link) and not stat.S_ISLNK(link.lstat().st_mode):
-        raise NotInstallable(
-            f"{link} is in the way", why="it is a file and no link of crust", hint="remove it first"
-        )
-
-
-def run_systemctl(arguments: Sequence[str]) -> "subprocess.CompletedProcess[str]":
-    """Call systemctl; returns its exit code and output, 127 without systemd."""
-    program = shutil.which("systemctl")
-    if program is None or not listing.exists("/run/systemd/system"):
-        return subprocess.CompletedProcess(arguments, 127, "", "systemd does not run here")
-    return subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
-
-
-def _reload(systemctl: Systemctl, say: Report) -> None:
-    done = systemctl(["daemon-reload"])
-    if done.returncode:
-        say(
-            f"warning: systemd has not read its units again ({done.stderr.strip()}): systemctl daemon-reload"
-        )

@@ -38,7 +38,7 @@ from crust.blockdriver.host import device_mounts
 from crust.blockdriver.records import models
 from crust.blockdriver.records.records import Index
 from crust.core import errors, volumes
-from crust.host.files import durable
+from crust.host.files import durable, listing
 from crust.host.mounts import mountinfo
 from crust.host.process import syscalls
 
@@ -97,6 +97,18 @@ class NodeFile(models.Part):
 _NOTHING = NodeFile()
 
 
+def read_all(boot: str) -> Iterator[tuple[str, NodeFile | Exception]]:
+    """The volumes of a boot's directory, each with its file, or the error why that cannot be read. No change."""
+    for path in listing.matching(boot, "*.json"):
+        file: NodeFile | Exception
+        try:
+            data = durable.read(path, limit_bytes=_LIMIT_BYTES)
+            file = schema.read(NodeFile.model_validate_json, data, SCHEMA)
+        except (schema.Unreadable, errors.CrustError) as err:
+            file = err
+        yield path.stem, file
+
+
 @dataclass(eq=False)
 class NodeState:
     """The volumes of this boot, in the run directory, and their attachments by the engine's `access`.
@@ -117,37 +129,26 @@ class NodeState:
         durable.make_directories(self._root, 0o700)
         durable.make_directory(self._boot, 0o700)
         durable.remove_temporary_files(self._boot)
-        with (
-            syscalls.translating(f"cannot clear {self._root} of earlier boots"),
-            os.scandir(self._root) as entries,
-        ):
+        with syscalls.translating(f"cannot clear {self._root}"), os.scandir(self._root) as entries:
             for boot in entries:
                 ours = _BOOT.fullmatch(boot.name) and boot.is_dir(follow_symlinks=False)
                 if not ours or boot.path == self._boot:
                     continue
                 try:
                     with syscalls.translating(f"cannot remove {boot.path}"):
-                        for name in os.listdir(boot.path):
-                            if name.endswith(".json"):
-                                os.unlink(os.path.join(boot.path, name))
+                        for path in listing.matching(boot.path, "*.json"):
+                            path.unlink()
                         if not os.listdir(boot.path):
                             os.rmdir(boot.path)
                 except errors.CrustError as err:
                     # no code reads it, and the next start tries again
                     extra = {"path": boot.path, "error": err}
                     _log.warning("the node state of another boot stays", extra=extra)
-        self._files = {}
-        for name in sorted(os.listdir(self._boot)):
-            if not name.endswith(".json"):
-                continue
-            path, volume_id = os.path.join(self._boot, name), name.removesuffix(".json")
-            try:
-                data = durable.read(path, limit_bytes=_LIMIT_BYTES)
-                self._files[volume_id] = schema.read(NodeFile.model_validate_json, data, SCHEMA)
-            except (schema.Unreadable, errors.CrustError) as err:
-                extra = {"path": path, "error": err}
+        self._files = dict(read_all(self._boot))
+        for volume_id, file in self._files.items():
+            if isinstance(file, Exception):
+                extra = {"path": self._path(volume_id), "error": file}
                 _log.error("an entry of the node state cannot be read", extra=extra)
-                self._files[volume_id] = err
 
     def of(self, volume_id: volumes.VolumeId) -> NodeFile:
         """The stage and the publishes of a volume. Raises UnreadableEntry."""

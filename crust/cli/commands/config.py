@@ -27,7 +27,8 @@ def command() -> None:
 def config_check(programs: tuple[str, ...], path: Path | None, form: Format) -> None:
     """Show the settings that daemons would use, with their sources. Default: all programs with a file in /etc/crust.
 
-    No daemon is started. Exit codes: 0 the settings are good, 1 some are refused, 2 the command cannot be understood.
+    No daemon is started. A pool, or a volume in use, that this version of crust does not read is refused too. Exit
+    codes: 0 the settings are good, 1 some are refused, 2 the command cannot be understood.
     """
     from crust.cli import config_check
 

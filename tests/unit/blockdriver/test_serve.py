@@ -8,5 +8,5 @@ from crust.blockdriver.settings import LOCAL_ENGINES, DriverSettings
 
 def test_every_engine_that_can_be_set_is_made() -> None:
     engines = get_args(DriverSettings.model_fields["engine"].annotation)
-    assert serve._ENGINES.keys() == set(engines)
+    assert serve.ENGINES.keys() == set(engines)
     assert set(engines) > LOCAL_ENGINES

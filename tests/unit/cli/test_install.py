@@ -315,9 +315,8 @@ def test_shipped_files_are_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_systemd_that_does_not_run_is_a_warning(tmp_path: Path) -> None:
-    assert run(tmp_path, Systemd(code=127))[-1].startswith(
-        "warning: systemd has not read its units again"
-    )
+    last = run(tmp_path, Systemd(code=127))[-1]
+    assert last.startswith("warning: systemctl daemon-reload failed")
 
 
 def test_kept_settings_that_a_daemon_refuses_are_named(root: Path) -> None:
@@ -350,7 +349,7 @@ def test_pool_of_an_unknown_layout_is_named_before_the_restart(
         install.check_settings(tmp_path)
     else:
         with raised(
-            "SettingsRefused", match=f"{program}.toml: {state}/pool.json: .*schema {number}"
+            "SettingsRefused", match=f"{program}.toml: .*{state}/pool.json: .*schema {number}"
         ):
             install.check_settings(tmp_path)
     assert os.listdir(state) == ["pool.json"]

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import rbd
@@ -14,8 +15,11 @@ from crust.blockdriver.engines.pool_access import PoolAbsent, RecordKind, Unknow
 from crust.blockdriver.engines.rbd.namespace import Namespace
 from crust.blockdriver.engines.rbd.pool import OBJECT, SCHEMA, RbdPool, RbdPoolUnreadable
 from crust.blockdriver.engines.rbd.records import RbdContentRecords, RbdRecords, object_name, store
+from crust.cli import layouts
+from crust.cli.programs import daemons
 from examples.cluster.ceph_cluster import POOL, CephCluster
 from tests.integration.ceph.conftest import QUICK
+from tests.support.ceph import rbd_driver
 from tests.support.raised import raised
 from tests.support.records import record_store_contract
 
@@ -181,6 +185,28 @@ def test_pool_of_another_schema_is_refused(pool: RbdPool, place: Namespace, numb
     for starting in (pool, RbdPool(place, create=True)):
         with pytest.raises(UnknownPoolLayout, match=f"schema {number},"):
             starting.find()
+
+
+@pytest.mark.parametrize("raised", [0, 1])
+def test_controller_that_does_not_read_its_pool_is_named(
+    ceph: CephCluster,
+    controller: CephUser,
+    pool: RbdPool,
+    place: Namespace,
+    tmp_path: Path,
+    raised: int,
+) -> None:
+    """Before a restart: `crust install` and `crust config check`."""
+    key = rbd_driver.key_file(tmp_path, controller.key)
+    own = {"namespace": place.namespace, "user": controller.user, "key_file": key}
+    top = 'mode = "controller"\nsocket = "/run/s"\n'
+    if raised:
+        text = b'{"schema": %d, "pool_id": "0123456789abcdef"}' % (SCHEMA + 1)
+        with place.ioctx("cannot write") as ioctx:
+            omap.swap(ioctx, OBJECT, {}, {"identity": text})
+    settings = daemons.load("driver", rbd_driver.settings(ceph, top=top, **own))
+    named = [f"schema {SCHEMA + 1}," in each for each in layouts.unread(settings)]
+    assert named == [True] * raised
 
 
 def test_namespace_that_is_missing_is_named(ceph: CephCluster) -> None:
