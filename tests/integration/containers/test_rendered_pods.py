@@ -1,4 +1,4 @@
-"""The pod of the chart on a node, when the pool's disk is absent, mounted and exchanged."""
+"""The pod of the chart on a node, when the pool's disk is absent, mounted, exchanged, backed up and restored."""
 
 import asyncio
 import subprocess
@@ -13,8 +13,11 @@ from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
 from tests.integration.containers.conftest import ANSWER_S, CAPABILITY, Pods
 from tests.support import chart
 from tests.support.co import Co
-from tests.support.containers import Container
+from tests.support.containers import Container, Containerd
 from tests.support.faults.refusals import refused
+from tests.support.forms.form import KUBELET, TARGET, Volume, staged
+from tests.support.forms.pod import Pod, serving
+from tests.support.pages.page_blocks import blocks
 
 pytestmark = pytest.mark.root
 
@@ -101,3 +104,47 @@ async def test_pod_without_its_disk_serves_and_opens_only_that_one(
     assert umount(at) == BUSY
     await asyncio.to_thread(container.kill, "TERM")
     assert umount(at) == 0
+
+
+async def test_pool_of_a_pod_is_backed_up_restored_and_left(containerd: Containerd) -> None:
+    """By the pages: docs/pool-disk.md, and step 3 of "Uninstall" in docs/kubernetes.md."""
+    with serving(containerd, chart.choice("local"), Pod) as node:
+        async with staged(node) as volume:
+            await volume.unstage()
+            assert await written(node, volume, "kept") == "kept\n"
+            await follow(node, "systemctl stop crust-node\ntar")
+            assert await written(node, volume, "later") == "kept\nlater\n"
+            await follow(node, "systemctl stop crust-node\nfind")
+            assert await written(node, volume, "again") == "kept\nagain\n"
+            await volume.stage()
+        await asyncio.to_thread(node.containers["crust-node"].kill, "TERM")
+        for directory in (f"plugins/{node.driver}", "plugins_registry"):
+            assert node.output("ls", "--almost-all", f"{KUBELET}/{directory}") == ""
+        assert not node.is_mounted()
+        node.serve("crust-node")
+
+
+async def written(node: Pod, volume: Volume, line: str) -> str:
+    """What the volume has after a pod's line."""
+    await volume.stage()
+    await volume.publish(defer=False)
+    text = node.output("sh", "-c", f"echo {line} >>{TARGET}/lines; cat {TARGET}/lines")
+    await volume.unpublish()
+    await volume.unstage()
+    return text
+
+
+async def follow(node: Pod, begins: str) -> None:
+    """A block of the page, whose `systemctl` is for pods the end and the start of the node's pod."""
+    (block,) = (block for block in blocks("pool-disk.md") if block.startswith(begins))
+    for line in block.splitlines():
+        if line == "systemctl stop crust-node":
+            await asyncio.to_thread(node.containers["crust-node"].kill, "TERM")
+        elif line == "systemctl start crust-node":
+            await asyncio.to_thread(node.serve, "crust-node")
+            await asyncio.to_thread(node.containers["crust-node"].wait_for, "proxy serves")
+        elif line.startswith("crust "):
+            done = node.crust(*line.split()[1:])
+            assert done.returncode == 0, done
+        else:
+            node.output("sh", "-c", line)
