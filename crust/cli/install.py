@@ -315,3 +315,29 @@ def _report(new_files: Sequence[File], changed: Sequence[File]) -> Iterator[str]
         files_there = [file for file in new_files if file.path.parent == directory]
         written = [file.path.name for file in files_there if file in changed]
         kept = [file.path.name for file in files_there if file.is_kept and file not in changed]
+        if len(written) > _NAMED:
+            written = [str(len(written))]
+        said = {"written": written, "kept, they are yours": kept}
+        parts = [f"{what}: {', '.join(names)}" for what, names in said.items() if names]
+        yield f"/{directory}: {'; '.join(parts) or 'unchanged'}"
+
+
+def _check_ours(link: Path) -> None:
+    if listing.exists(link) and not stat.S_ISLNK(link.lstat().st_mode):
+        raise NotInstallable(
+            f"{link} is in the way", why="it is a file and no link of crust", hint="remove it first"
+        )
+
+
+def run_systemctl(arguments: Sequence[str]) -> "subprocess.CompletedProcess[str]":
+    """Call systemctl; returns its exit code and output, 127 without systemd."""
+    program = shutil.which("systemctl")
+    if program is None or not listing.exists("/run/systemd/system"):
+        return subprocess.CompletedProcess(arguments, 127, "", "systemd does not run here")
+    return subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
+
+
+def _reload(systemctl: Systemctl, say: Report) -> None:
+    done = systemctl(["daemon-reload"])
+    if done.returncode:
+        say(f"warning: systemctl daemon-reload failed: {done.stderr.strip()}; repeat it")

@@ -24,6 +24,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from crust.blockdriver.engines.files import pool
 from crust.host.mounts import mount_api, mountinfo
 from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2, csi_pb2_grpc
@@ -39,7 +40,9 @@ from tests.support.containers import (
 )
 from tests.support.faults.refusals import refused
 from tests.support.forms import node_list, of_guests, pod
+from tests.support.forms.form import Volume, staged
 from tests.support.forms.pod import CephPods, Pod
+from tests.support.pages.page_blocks import blocks
 from tests.support.rendered_pods import RenderedPod
 
 # The first test waits for the build, which installs a small Debian: five minutes beside other work.
@@ -92,7 +95,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 @pytest.fixture(scope="module")
 def image(containerd: Containerd, built: Built) -> Path:
     """The root file system of the image, as containerd mounts it."""
-    root = containerd.load_image(built.tar, "docker.io/library/crust-csi")
+    imported = page_line("images import ")
+    root = containerd.load_image(built.tar, imported[imported.index("--base-name") + 1])
     # what a kubelet looks for when a pod says crust-csi:<version>
     (name,) = containerd.ctr("images", "list", "--quiet").split()
     assert name == f"docker.io/library/crust-csi:{environments.version().replace('+', '-')}"
@@ -120,6 +124,79 @@ async def test_pod_of_the_image_publishes_to_a_guest(containerd: Containerd, ima
     with pod.serving(containerd, chart.choice("local"), Pod, image) as node:
         await node_list.deferred_publish_and_unpublish(node)
         await of_guests.guests(node)
+
+
+def page_line(begins: str) -> list[str]:
+    """The words of a line with containerd's client that an operator runs on a node of pods."""
+    client = "ctr --namespace k8s.io "
+    lines = "\n".join(blocks("operations.md")).splitlines()
+    (line,) = (line for line in lines if line.startswith(client + begins))
+    return line.removeprefix(client).split()
+
+
+def asked(node: Pod) -> "subprocess.CompletedProcess[str]":
+    """The page's question to the image, whether it reads what the node has."""
+    tag = environments.version().replace("+", "-")
+    words = [word.replace("<version>", tag) for word in page_line("run ")]
+    words = [re.sub("src=([^,]+)", lambda at: f"src={node.at(at[1])}", word) for word in words]
+    containerd = node.containerd
+    client = ("ctr", f"--address={containerd.base}/c.sock", f"--namespace={containerd.namespace}")
+    return subprocess.run((*client, *words), capture_output=True, text=True, check=False)
+
+
+async def test_image_names_what_it_does_not_read_before_a_rollout(
+    containerd: Containerd, image: Path
+) -> None:
+    """It is the way back to an image, after a later one has raised the pool's schema under a volume in use."""
+    with pod.serving(containerd, chart.choice("local"), Pod, image) as node:
+        identity = node.at("/var/lib/crust/block/pool.json")
+        async with staged(node) as volume:
+            await volume.publish()
+            with node.sandbox():
+                done = await asyncio.to_thread(asked, node)
+                assert done.returncode == 0, done
+                written = identity.read_text()
+                own, raised = (f'"schema":{number}' for number in (pool.SCHEMA, pool.SCHEMA + 1))
+                identity.write_text(written.replace(own, raised))
+                done = await asyncio.to_thread(asked, node)
+                assert done.returncode == 1, done
+                assert f"schema {pool.SCHEMA + 1}," in done.stderr, done
+                # who does not ask: the pod is not ready, and what is in use stays
+                await restarted(node)
+                unread = volume.co.create("other")
+                await refused(unread, grpc.StatusCode.UNAVAILABLE, "UnknownPoolLayout")
+                status, text = await asyncio.to_thread(
+                    node.containers["crust-node"].answer, "/readyz"
+                )
+                assert status == 503
+                assert "UnknownPoolLayout" in text
+                assert node.is_mounted()
+                identity.write_text(written)
+                await restarted(node)
+                unpublish = volume.unpublish()
+                await refused(unpublish, grpc.StatusCode.FAILED_PRECONDITION, "HeldBySandbox")
+            await volume.unpublish()
+
+
+async def restarted(node: Pod) -> None:
+    await asyncio.to_thread(node.kill, "crust-node")
+    await asyncio.to_thread(node.containers["crust-node"].wait_for, "proxy serves")
+
+
+@pytest.fixture(scope="module")
+def ceph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CephCluster]:
+    with ceph_cluster.running(tmp_path_factory.mktemp("ceph") / "c", with_mgr=True) as cluster:
+        yield cluster
+
+
+def chosen(ceph: CephCluster, namespace: str, user: str) -> str:
+    """The choice of the chart, for a cluster without the Kubernetes API."""
+    text = chart.choice("ceph").replace("fenceLostNodes: true", "fenceLostNodes: false")
+    given = {"monitors": f'"{ceph.monitors}"', "pool": POOL, "namespace": namespace, "user": user}
+    for name, value in given.items():
+        text, count = re.subn(rf"(?m)^    {name}: .*$", f"    {name}: {value}", text)
+        assert count == 1, name
+    return text
 
 
 @pytest.mark.vm
