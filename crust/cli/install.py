@@ -8,6 +8,8 @@ nothing: its last lines say how.
 
 import itertools
 import os
+import shutil
+import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence

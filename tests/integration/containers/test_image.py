@@ -40,7 +40,7 @@ from tests.support.containers import (
 )
 from tests.support.faults.refusals import refused
 from tests.support.forms import node_list, of_guests, pod
-from tests.support.forms.form import Volume, staged
+from tests.support.forms.form import staged
 from tests.support.forms.pod import CephPods, Pod
 from tests.support.pages.page_blocks import blocks
 from tests.support.rendered_pods import RenderedPod
@@ -181,22 +181,6 @@ async def test_image_names_what_it_does_not_read_before_a_rollout(
 async def restarted(node: Pod) -> None:
     await asyncio.to_thread(node.kill, "crust-node")
     await asyncio.to_thread(node.containers["crust-node"].wait_for, "proxy serves")
-
-
-@pytest.fixture(scope="module")
-def ceph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CephCluster]:
-    with ceph_cluster.running(tmp_path_factory.mktemp("ceph") / "c", with_mgr=True) as cluster:
-        yield cluster
-
-
-def chosen(ceph: CephCluster, namespace: str, user: str) -> str:
-    """The choice of the chart, for a cluster without the Kubernetes API."""
-    text = chart.choice("ceph").replace("fenceLostNodes: true", "fenceLostNodes: false")
-    given = {"monitors": f'"{ceph.monitors}"', "pool": POOL, "namespace": namespace, "user": user}
-    for name, value in given.items():
-        text, count = re.subn(rf"(?m)^    {name}: .*$", f"    {name}: {value}", text)
-        assert count == 1, name
-    return text
 
 
 @pytest.mark.vm
