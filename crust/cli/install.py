@@ -221,9 +221,7 @@ def uninstall(root: Path, source: Path, systemctl: Systemctl, say: Report) -> No
 
 
 def _in_use(root: Path) -> tuple[Targets, list[str]]:
-    """The kubelet's targets, and what stands of volumes without a daemon. Raises an error of crust for what is not
-    seen: it may be in use.
-    """
+    """The kubelet's targets, and what is in use without a daemon. Raises an error of crust for what is not seen."""
     base, roots, found = str(root).rstrip("/"), set[str](), list[str]()
     files = [daemons.load("node", "")]  # the defaults, where no file is left
     for program, path in _settings_files(root / SETTINGS):

@@ -56,9 +56,7 @@ class Use:
 
 @dataclass(frozen=True)
 class KataBuild(abc.ABC):
-    """One of Kata's two builds. Its shims have a directory for each sandbox in `root`. All but `ask_shim` and `stats`
-    block.
-    """
+    """One of Kata's two builds. `root` has a directory for each sandbox. All but `ask_shim` and `stats` block."""
 
     kind: ClassVar[Kind]
     root: str

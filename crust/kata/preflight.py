@@ -293,9 +293,7 @@ def _version(runtime: KataRuntime, kind: Kind) -> Version:
 
 
 def _files(path: Path) -> list[Path]:
-    """The configuration and its drop-ins, as both of Kata's runtimes find them: beside the file to which links lead,
-    and with any name.
-    """
+    """The configuration and its drop-ins of any name, as both runtimes find them: beside the file behind links."""
     try:
         with syscalls.translating(f"cannot look at {path}"):
             directory = Path(os.path.realpath(path, strict=True)).parent / _DROP_INS

@@ -172,9 +172,7 @@ def _name_of(driver: Mapping[str, Any]) -> str:
 def _serving(
     proxy: Mapping[str, Any], ours: list[dict[str, Any]], shims: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """The proxy's table. Without drivers it serves our own, with the socket that CSI_ENDPOINT may give. Our drivers
-    after the first are always added.
-    """
+    """The proxy's table. Without drivers it serves our own, at CSI_ENDPOINT if given. Our others are always added."""
     drivers = list(proxy.get("drivers") or ())
     proxy_names = [driver.get("name") for driver in drivers]
     for name in map(_name_of, ours[1:] if drivers else ours):

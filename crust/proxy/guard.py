@@ -153,9 +153,7 @@ class Targets:
             self.mount_guard(target, names=names)
 
     def restore_guard(self, target: volumes.TargetPath, guard: Guard | None) -> None:
-        """Mount the lost guard as it was, also over files that were written meanwhile. A guard that no look has
-        seen takes no names.
-        """
+        """Mount the lost guard as it was, also over later files. A guard that no look has seen takes no names."""
         if self._guard_on(target):
             return
         try:

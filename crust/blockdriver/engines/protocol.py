@@ -124,9 +124,7 @@ class NewVolume(Uncommitted, Protocol):
         """Give the image all of its blocks, shared with none; only without a `thick_obstacle`. Raises `Exhausted`."""
 
     def restore(self, image: Image, size_bytes: int) -> None:
-        """The image of a snapshot, with zeros after it up to `size_bytes`. Raises `SnapshotMissing`, `Exhausted`,
-        `ForeignImage`.
-        """
+        """A snapshot's image, then zeros to `size_bytes`. Raises `SnapshotMissing`, `Exhausted`, `ForeignImage`."""
 
     def clone(self, source: volumes.VolumeId, *, source_bytes: int, size_bytes: int) -> None:
         """Like `restore`, from the present content of a volume, which must have `source_bytes`.

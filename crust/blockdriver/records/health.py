@@ -151,9 +151,7 @@ class HealthCheck:
         for set_id, summary in summaries.items():
             for snapshot_id, _ in summary.snapshots if summary else ():
                 if snapshot_id not in images and sets.index.has(set_id):
-                    text = (
-                        f"the image of {snapshot_id} does not exist; the driver did not remove it"
-                    )
+                    text = f"the image of {snapshot_id} is gone, and the driver did not remove it"
                     yield Finding(Kind.DEGRADED, "SnapshotImageMissing", text)
         unknown = self._unrecorded(images)
         if unknown:  # look again: a set gets its record after its images

@@ -169,9 +169,7 @@ def frees_blocks(number: int) -> bool:
 
 
 def keep_blocks(number: int) -> None:
-    """Refuse discards and unmapping writes of zeros. No write to sysfs undoes that, and it outlives the attachment:
-    `remove` alone ends it.
-    """
+    """Refuse discards and unmapping writes of zeros until `remove`: no write to sysfs, and no detach, undoes it."""
     syscalls.write_attribute(f"/sys/block/loop{number}/queue/discard_max_bytes", b"0")
 
 

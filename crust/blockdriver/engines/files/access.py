@@ -161,9 +161,7 @@ class FileAccess:
         return attached[0]
 
     def _ours(self) -> list[tuple[loop.LoopDevice, volumes.VolumeId | None]]:
-        """The loop devices that a driver attached for this pool, each with its volume; None if the volume or its
-        image does not exist any more.
-        """
+        """The loop devices that a driver attached for this pool, with their volumes; None without volume or image."""
         place = os.path.realpath(str(self._directories.directory))
         named = loop.list_named(self._directories.is_image)
         by_tag = {one[-_TAG_ID_BYTES:]: one for one in self._directories.ids()} if named else {}

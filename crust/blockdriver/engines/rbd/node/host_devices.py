@@ -32,9 +32,7 @@ class HostDevices:
     def attach(
         self, place: Namespace, volume_id: volumes.VolumeId, mode: claim_object.Mode, access: Access
     ) -> Attachment:
-        """On a host without `KernelRbd.obstacle`. Raises KernelLacksFeatures, `krbd.KernelRefusesImage`, and the
-        errors of a claim.
-        """
+        """Where `KernelRbd.obstacle` is none. Raises KernelLacksFeatures, KernelRefusesImage, errors of a claim."""
         image = place.network_image(volume_id)
         with place.ioctx(f"cannot map the image of {volume_id}") as ioctx:
             with place.image(ioctx, volume_id) as opened:

@@ -174,9 +174,7 @@ class RbdProvisioning(snapshots.RbdSnapshots):
         volume_or_set_id: volumes.VolumeId,
         thing: copies.NewRbdVolume | snapshots.NewRbdSnapshotSet,
     ) -> Iterator[None]:
-        """Settle a volume or set that the block does not commit. If that fails, the block's error is raised, and a
-        later call settles it.
-        """
+        """Settle what the block does not commit, now or by a later call. Raises the error of the block."""
         try:
             yield
         except Exception:
