@@ -41,7 +41,9 @@ def test_settings_that_contradict_the_mode_are_refused(given: dict[str, Any], wh
 def test_controller_refuses_settings_of_the_node_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver_settings, "LOCAL_ENGINES", frozenset())
     assert driver(mode="controller").mode == "controller"
-    with pytest.raises(loading.InvalidSettings, match="max_volumes, io_cgroup is of the node service"):
+    with pytest.raises(
+        loading.InvalidSettings, match="max_volumes, io_cgroup is of the node service"
+    ):
         driver(mode="controller", io_cgroup="/pods", max_volumes=3)
 
 
