@@ -213,7 +213,7 @@ def export_problems(names: Callable[[], Iterable[str]]) -> None:
 
 
 def export_workers(component: str, load: Callable[[], Mapping[str, int]]) -> None:
-    """Show how busy the threads of a part are, by `limit`, `busy`, `waiting` and `refused`."""
+    """Show how busy the threads of a component are, by `limit`, `busy`, `waiting` and `refused`."""
     kinds = ("limit", "busy")
     worker_threads.show(component, lambda: [((component, kind), load()[kind]) for kind in kinds])
     worker_calls_waiting.show(component, lambda: [((component,), load()["waiting"])])
