@@ -103,13 +103,13 @@ OF_ANY_DRIVER: tuple[Entry, ...] = (
     of_faults.reboot,
     of_guests.guests,
     of_guests.killed_guest,
-    of_guests.group_of_pod,
+    of_guests.group_in_guest,
     of_volumes.xfs,
     of_volumes.raw,
     of_volumes.statistics,
 )
 """What also a node does that serves no driver of crust, with the smallest one, which neither grows nor copies volumes
-(examples/drivers/stateful.py does: tests/e2e/test_wrapped_driver.py).
+(examples/drivers/stateful.py does: tests/integration/wrap).
 """
 WHOLE: tuple[Entry, ...] = (
     *OF_ANY_DRIVER,
@@ -152,7 +152,7 @@ OF_CEPH: tuple[Entry, ...] = (
     of_guests.killed_guest,
     of_guests.guests_of_xfs,
     of_guests.statistics_and_growth,
-    of_guests.group_of_pod,
+    of_guests.group_in_guest,
     of_guests.snapshot_and_clone,
     of_operators.doctor,
     of_operators.bundle,

@@ -87,7 +87,7 @@ async def _total(volume: Volume) -> int:
     return total
 
 
-async def group_of_pod(form: Form) -> None:
+async def group_in_guest(form: Form) -> None:
     """A pod with fsGroup gets in its guest the files of a pod without."""
     async with staged(form, runtime=runtime(form)) as volume:
         await volume.publish()
