@@ -313,6 +313,10 @@ def containerd() -> Iterator[Containerd]:
         (base / "tmpfs" / name).mkdir()
     upper = f"upperdir={base}/tmpfs/upper,workdir={base}/tmpfs/work"
     _mount("-t", "overlay", "-o", f"lowerdir=/,{upper}", "overlay", daemon.rootfs)
+    # the user of a container reaches the interpreter, which may be in root's home
+    for directory in (*Path(sys.executable).resolve().parents, *CHECKOUT.parents):
+        inside = daemon.rootfs / directory.relative_to("/")
+        inside.chmod(inside.stat().st_mode | 0o011)
     log = base / "containerd.log"
     with log.open("wb") as file:
         command = ["containerd", "--config", str(base / "config.toml")]

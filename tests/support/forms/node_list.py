@@ -8,10 +8,15 @@ import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import grpc
+
 from crust.core.settings import OWN_DRIVER
+from crust.rpc import channel
 from examples.drivers import minimal
+from tests.support.co import Co
+from tests.support.faults.refusals import refused, repeated
 from tests.support.forms import of_faults, of_guests, of_operators, of_volumes
-from tests.support.forms.form import KUBELET, TARGET, Form, Volume, staged
+from tests.support.forms.form import ANSWER_S, KUBELET, TARGET, Form, Volume, staged
 
 Entry = Callable[[Form], Awaitable[None]]
 BESIDE_GUARD = f"""
@@ -28,6 +33,7 @@ python3 -c 'import fcntl, os; fcntl.ioctl(os.open("/mnt", os.O_RDONLY), 0x800458
 umount /mnt; dumpe2fs -h {device}
 """
 """A guest that writes and is killed: EXT4_IOC_SHUTDOWN (fs/ext4/ext4.h) drops all that is not on the disk by then."""
+POOL, AWAY = "/var/lib/crust/block", "/var/lib/crust/away"
 READ = "mount {device} /mnt; cat /mnt/file; umount /mnt"
 """Another guest."""
 
@@ -47,6 +53,25 @@ async def wrapped_driver(form: Form) -> None:
     with form.vendors_driver():
         await _defer(form, minimal.NAME)
         await _leave_dirty(form, minimal.NAME)
+
+
+async def absent_pool(form: Form) -> None:
+    """A node that starts without its pool refuses the calls for that; a driver beside it serves its own volumes."""
+    async with form.called():  # the pool exists
+        form.output("mv", POOL, AWAY)
+    try:
+        for process in form.processes:
+            form.kill(process)
+        async with channel.connect(form.socket(form.driver)) as connected:
+            co = Co(connected, ANSWER_S, waits=True)
+            created = repeated(lambda: co.create("v"), while_named="NotServedYet")
+            await refused(created, grpc.StatusCode.UNAVAILABLE, "PoolAbsent")
+        with form.vendors_driver():
+            await _defer(form, minimal.NAME)
+    finally:
+        form.output("mv", AWAY, POOL)
+        async with form.called():
+            pass
 
 
 async def _defer(form: Form, driver: str) -> None:
@@ -123,6 +148,7 @@ WHOLE: tuple[Entry, ...] = (
     of_volumes.snapshot_and_clone,
     of_volumes.luks,
     wrapped_driver,
+    absent_pool,
 )
 
 OF_KATA: tuple[Entry, ...] = (
