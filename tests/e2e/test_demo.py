@@ -34,7 +34,7 @@ async def test_demo_ends_as_soon_as_a_daemon_does_not_start() -> None:
     assert (code, "ended with exit code 2 before the node was ready" in printed) == (1, True), (
         printed
     )
-    assert "[InvalidSettings]" in printed
+    assert "error_name=InvalidSettings" in printed
 
 
 async def run(module: str, **environ: str) -> tuple[int, str]:

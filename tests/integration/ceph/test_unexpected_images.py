@@ -103,8 +103,8 @@ async def test_controller_blocklisted_while_it_creates_makes_each_volume_once(
     cluster: RbdNode,
 ) -> None:
     names: list[str] = []
-    users = cluster.ceph.connected_users()
-    (user,) = (name for name in users if name.startswith("controller-"))
+    user = f"controller-{cluster.namespace}"
+    assert user in cluster.ceph.connected_users()
     while not await refused_while_blocklisted(cluster, user, names):
         pass  # the controller's own look at the pool was the first to meet it, and connected again
     made = [

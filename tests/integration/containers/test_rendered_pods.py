@@ -112,7 +112,7 @@ async def test_pool_of_a_pod_is_backed_up_restored_and_left(containerd: Containe
         async with staged(node) as volume:
             await volume.unstage()
             assert await written(node, volume, "kept") == "kept\n"
-            await follow(node, "systemctl stop crust-node\ntar")
+            await follow(node, "systemctl stop crust-node\n(umask")
             assert await written(node, volume, "later") == "kept\nlater\n"
             await follow(node, "systemctl stop crust-node\nfind")
             assert await written(node, volume, "again") == "kept\nagain\n"
