@@ -56,7 +56,7 @@ def print_settings(programs: Sequence[str], config: Path | None, form: Format) -
             text = daemons.text(program, path) if path else ""
             rows.extend(rows_in(program, text, str(path or ""), os.environ))
             refused.extend(layouts.unread(daemons.load(program, text, environ=os.environ)))
-        except errors.InvalidRequest as error:
+        except errors.CrustError as error:  # the settings, or what the node has is not seen
             refused.append(f"{path or program}: {error.shown()}")
     names = tuple(f"{row.program}.{row.setting}={row.value}" for row in rows)
     table = output.table(_COLUMNS, rows, wide=True) if rows else Text()

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from crust.blockdriver import schema, serve
 from crust.blockdriver.engines.pool_access import UnknownPoolLayout
 from crust.blockdriver.records import node_state
-from crust.blockdriver.settings import DriverSettings
+from crust.blockdriver.settings import LOCAL_ENGINES, DriverSettings
 from crust.core import errors
 from crust.core.settings.program import ProgramSettings
 from crust.handoff.store import Store
@@ -26,13 +26,14 @@ def unread(settings: ProgramSettings) -> Iterator[str]:
 
 
 def _of_pool(own: DriverSettings) -> Iterator[str]:
-    """Of each other problem with its pool the driver tells itself."""
+    """Of a pool that is away, and of a key of Ceph that is not taken, the driver tells itself."""
     try:
         home = serve.ENGINES[own.engine](own.model_copy(update={"create_pool": False})).home
         home.find()
         home.let_go()
     except errors.CrustError as error:
-        if isinstance(error, UnknownPoolLayout):
+        is_away = own.engine not in LOCAL_ENGINES or isinstance(error, errors.PeerUnavailable)
+        if isinstance(error, UnknownPoolLayout) or not is_away:
             yield str(error)
     for volume_id, file in node_state.read_all(f"{own.run_dir}/{syscalls.boot_id()}"):
         if isinstance(file, schema.OtherSchema):

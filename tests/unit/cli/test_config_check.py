@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from crust.cli import config_check
+from crust.cli import config_check, layouts
 from crust.cli.main import main
 from crust.cli.programs import daemons
 
@@ -16,6 +16,8 @@ DEPLOY = Path(__file__).parents[3] / "deploy" / "crust"
 @pytest.fixture
 def etc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(daemons, "CONFIG_DIR", tmp_path)
+    # not what this machine has in the default directories (test_layouts.py has that)
+    monkeypatch.setattr(layouts, "unread", lambda _: ())
     return tmp_path
 
 

@@ -63,6 +63,19 @@ def test_node_state_of_another_schema_is_named(
     assert named == [True] * raised
 
 
+@pytest.mark.parametrize("unseen", ["run/volumes", "block/pool.json"])
+def test_what_is_not_seen_is_refused_beside_the_settings(tmp_path: Path, unseen: str) -> None:
+    """No answer of the kernel (ELOOP) is never "nothing is there"."""
+    (tmp_path / unseen).parent.mkdir()
+    (tmp_path / unseen).symlink_to(tmp_path / unseen)
+    path = tmp_path / "node.toml"
+    path.write_text(text(tmp_path))
+    ran = CliRunner().invoke(main, ["config", "check", "node", f"--config={path}"])
+    assert ran.exit_code == 1
+    assert "ELOOP" in ran.output
+    assert "proxy.volumes_root" in ran.output
+
+
 def test_check_of_settings_names_the_pool_and_changes_nothing(tmp_path: Path) -> None:
     """As an operator asks a new image before a rollout."""
     path = tmp_path / "node.toml"
