@@ -29,7 +29,7 @@ TIMEOUT_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The result of one publish. `outcome`: "proven" (dry run), "settled", "kept" (a check failed) or "refused"."""
+    """The result of one publish. `outcome`: "proven" (dry run), "undone", "kept" (a check failed) or "refused"."""
 
     publish: ForgottenPublish
     checks: tuple[proof.ProofCheck, ...]
@@ -47,7 +47,7 @@ class Options:
 
 
 async def collect(options: Options, kernel: Kernel) -> tuple[Result, ...]:
-    """Find every forgotten publish of this node, and settle it, if not a dry run.
+    """Find every forgotten publish of this node, and undo it, if not a dry run.
 
     Raises as `daemon_calls.inspecting`.
     """
@@ -65,7 +65,7 @@ async def collect(options: Options, kernel: Kernel) -> tuple[Result, ...]:
 
 
 async def _trial(note: Path, inspect: daemon_calls.Stub, options: Options) -> Result:
-    """Settle a killed `crust try`: the free lock of its note proves the kill."""
+    """Undo a killed `crust try`: the free lock of its note proves the kill."""
     publish = ForgottenPublish(
         kind="trial",
         driver=note.parent.parent.name,
@@ -82,7 +82,7 @@ async def _trial(note: Path, inspect: daemon_calls.Stub, options: Options) -> Re
         remaining = await trial.undo(note, inspect)
     except errors.CrustError as error:
         return Result(publish, (), steps, "kept", error.shown())
-    return Result(publish, (), steps, "refused" if remaining else "settled", "; ".join(remaining))
+    return Result(publish, (), steps, "refused" if remaining else "undone", "; ".join(remaining))
 
 
 async def _result(
@@ -104,7 +104,7 @@ async def _result(
             return Result(publish, checks, steps, "refused", daemon_calls.reason(err))
         message = f"nothing is touched, because a check could not look: {daemon_calls.reason(err)}"
         return Result(publish, (), (), "kept", message)
-    return Result(publish, checks, steps, "proven" if options.dry_run else "settled", "")
+    return Result(publish, checks, steps, "proven" if options.dry_run else "undone", "")
 
 
 def _steps(publish: ForgottenPublish, why_staged: str, kernel: Kernel) -> list[str]:
@@ -154,7 +154,7 @@ async def _settle(
 
 
 def shown(results: tuple[Result, ...], kubelet_root: str) -> show.Shown:
-    """The results in every format; healthy if all are settled or proven."""
+    """The results in every format; healthy if all are undone or proven."""
 
     def table(_: bool) -> Text:  # noqa: FBT001 - there is one width, and its caller is `Shown`
         if not results:
@@ -170,7 +170,7 @@ def shown(results: tuple[Result, ...], kubelet_root: str) -> show.Shown:
 
 def _described(result: Result) -> Iterator[Text]:
     publish = result.publish
-    styles = {"settled": output.GOOD, "proven": output.GOOD}
+    styles = {"undone": output.GOOD, "proven": output.GOOD}
     title = f"{publish.kind} {publish.volume_id or '?'} of {publish.driver or '?'}: "
     yield Text.assemble(title, (result.outcome, styles.get(result.outcome, output.BAD)))
     yield Text(f"  target    {printable(publish.target)}")
@@ -178,7 +178,7 @@ def _described(result: Result) -> Iterator[Text]:
         word, style = ("proven", output.GOOD) if check.proven else ("failed", output.BAD)
         text = f"  {check.name}: {printable(check.text)}"
         yield Text.assemble("  ", (f"{word:<8}", style), text)
-    verb = "done" if result.outcome == "settled" else "step"
+    verb = "done" if result.outcome == "undone" else "step"
     for step in result.steps:
         yield Text(f"  {verb:<10}{printable(step)}")
     if result.message:

@@ -58,7 +58,7 @@ async def test_forgotten_raw_volume_is_settled_when_nobody_has_it_open(chain: Bl
     )  # fmt: skip
     assert host.loops_of(mapped)
     (settled,) = await collect.collect(options, host)
-    assert (settled.outcome, settled.message) == ("settled", "")
+    assert (settled.outcome, settled.message) == ("undone", "")
     assert [step.split()[0] for step in settled.steps] == [
         "detach", "unmount", "NodeUnpublishVolume", "NodeUnstageVolume",
     ]  # fmt: skip

@@ -143,7 +143,7 @@ async def test_gc_undoes_a_try_that_was_killed_after_a_step(chain: BlockNode, st
         assert await collect.collect(options, kernel.Kernel()) == (), "it runs"
         await asyncio.to_thread(killed.wait_for_step)
     (settled,) = await collect.collect(options, kernel.Kernel())
-    assert (settled.publish.kind, settled.outcome) == ("trial", "settled"), settled.message
+    assert (settled.publish.kind, settled.outcome) == ("trial", "undone"), settled.message
     assert_nothing_left(chain)
 
 

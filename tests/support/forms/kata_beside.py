@@ -18,6 +18,7 @@ from pathlib import Path
 
 from crust.core import volumes
 from crust.handoff.store import Store
+from crust.handoff.watch import Watch
 from crust.runtime_handler.blocking import keepers
 from crust.wire.nri.v1alpha1 import nri_pb2
 from tests.support import processes
@@ -84,13 +85,13 @@ async def _statistics(path: str) -> bytes:
 
 async def _reported(target: str) -> None:
     """Crust kata has looked at the shim, and again after its grace."""
-    while True:
-        entry = Store(VOLUMES).read(volumes.TargetPath.parse(target))
-        assert entry is not None
-        assert entry.claim is not None
-        if "[SandboxOrphaned]" in entry.claim.error:
-            return
-        await asyncio.sleep(0.1)
+    async with Watch(VOLUMES) as touched:
+        async for _ in touched:
+            entry = Store(VOLUMES).read(volumes.TargetPath.parse(target))
+            assert entry is not None
+            assert entry.claim is not None
+            if "[SandboxOrphaned]" in entry.claim.error:
+                return
 
 
 async def _list_other(engine: engines.Engine, target: str) -> None:

@@ -143,7 +143,7 @@ async def test_dry_run_says_the_proof_and_changes_nothing(forgotten: Forgotten) 
 
 async def test_proven_publish_is_ended_and_its_volume_unstaged(forgotten: Forgotten) -> None:
     (result,) = await forgotten.gc()
-    assert result.outcome == "settled"
+    assert result.outcome == "undone"
     assert forgotten.called() == ["NodeUnpublishVolume", "NodeUnstageVolume"]
     assert forgotten.kernel.loops == {}
     assert not os.path.lexists(forgotten.mapped)
@@ -158,7 +158,7 @@ async def test_gc_keeps_what_a_new_pod_has_staged(forgotten: Forgotten, where: s
     os.mkdir(f"{forgotten.root}/pods/new-pod")
     old(new.parent)
     (result,) = await forgotten.gc()
-    assert (result.outcome, forgotten.called()) == ("settled", ["NodeUnpublishVolume"])
+    assert (result.outcome, forgotten.called()) == ("undone", ["NodeUnpublishVolume"])
     assert "it is published for pod new-pod" in result.steps[-1]
 
 
@@ -226,7 +226,7 @@ async def test_unreadable_directory_of_other_pods_ends_nothing(
 async def test_volume_that_another_pod_waits_for_stays_staged(forgotten: Forgotten) -> None:
     os.utime(forgotten.data)
     (result,) = await forgotten.gc()
-    assert result.outcome == "settled"
+    assert result.outcome == "undone"
     assert forgotten.called() == ["NodeUnpublishVolume"]
 
 
@@ -316,7 +316,7 @@ async def test_interrupted_settlement_is_found_and_finished(forgotten: Forgotten
     forgotten.kernel.loops.clear()
     old(os.path.dirname(forgotten.target))
     (result,) = await forgotten.gc()
-    assert result.outcome == "settled"
+    assert result.outcome == "undone"
     assert await forgotten.gc() == ()
 
 
@@ -333,5 +333,5 @@ async def test_deferred_volume_whose_pod_is_gone_is_unpublished(forgotten: Forgo
     assert [check.name for check in young.checks if not check.proven] == ["age"]
     options = collect.Options(node.places.run, forgotten.root, 0, dry_run=False)
     (result,) = await collect.collect(options, forgotten.kernel)
-    assert (result.outcome, result.publish.kind) == ("settled", "deferred volume")
+    assert (result.outcome, result.publish.kind) == ("undone", "deferred volume")
     assert node.places.entries() == []
