@@ -15,6 +15,7 @@ import pytest
 from crust.core import volumes
 from crust.csi_shim.wrap.node_shim import Wrapping
 from crust.csi_shim.wrap.private_directories import PrivatePaths
+from crust.host.block import loopctl
 from crust.host.mounts import mountinfo
 from crust.rpc import channel
 from crust.wire.csi.v1 import csi_pb2
@@ -259,6 +260,9 @@ class Wrapped(ServedNode):
 
     def check_clean(self) -> None:
         """Check that no private directory of a volume is there, either."""
+        # losetup(8), by which these drivers detach, does not wait for another program that has the device open for a
+        # moment: its last close detaches it
+        loopctl.wait_until(lambda: remnants.devices(self.places.root) == [])
         super().check_clean()
         private = Path(self.places.kubelet, "plugins/kubernetes.io/csi/volumeDevices")
         assert [*private.glob("*/*")] == []
