@@ -117,14 +117,17 @@ async def _kill_guest(form: Form, volume: Volume) -> None:
 
 
 IN_EVERY_RUN: tuple[Entry, ...] = (deferred_publish_and_unpublish, dirty_ext4)
-OF_ANY_DRIVER: tuple[Entry, ...] = (
-    *IN_EVERY_RUN,
+OF_OPERATION: tuple[Entry, ...] = (
     of_operators.doctor,
     of_operators.bundle,
     of_operators.gc,
     of_operators.end_orphan,
     of_faults.kill_of_each_process,
     of_faults.failed_filesystem_beside,
+)
+OF_ANY_DRIVER: tuple[Entry, ...] = (
+    *IN_EVERY_RUN,
+    *OF_OPERATION,
     of_faults.reboot,
     of_guests.guests,
     of_guests.killed_guest,
@@ -153,12 +156,7 @@ WHOLE: tuple[Entry, ...] = (
 
 OF_KATA: tuple[Entry, ...] = (
     *IN_EVERY_RUN,
-    of_operators.doctor,
-    of_operators.bundle,
-    of_operators.gc,
-    of_operators.end_orphan,
-    of_faults.kill_of_each_process,
-    of_faults.failed_filesystem_beside,
+    *OF_OPERATION,
     of_volumes.xfs,
     of_volumes.raw,
     of_volumes.growth_without_runtimes_help,
@@ -180,12 +178,7 @@ OF_CEPH: tuple[Entry, ...] = (
     of_guests.statistics_and_growth,
     of_guests.group_in_guest,
     of_guests.snapshot_and_clone,
-    of_operators.doctor,
-    of_operators.bundle,
-    of_operators.gc,
-    of_operators.end_orphan,
-    of_faults.kill_of_each_process,
-    of_faults.failed_filesystem_beside,
+    *OF_OPERATION,
 )
 """Of images, which a hypervisor opens itself: the first two are their `IN_EVERY_RUN`.
 
