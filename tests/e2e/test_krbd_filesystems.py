@@ -135,9 +135,9 @@ async def test_unpublish_below_cluster_that_stops_ends_when_it_is_back(bench: Be
     """The kernel waits; the driver answers others, and a repeated call joins the first one."""
     volume = await bench.volume(fs_type="ext4")
     await volume.use()
-    await bench.vm.shell(f"echo kept >{volume.target}/f; sync")
+    # Written before the cluster stops: the kernel itself initializes a new filesystem, and a writer waits for that.
+    await bench.vm.shell(f"cd {volume.target}; echo kept >f; sync; echo late >g")
     with bench.ceph.osd.frozen():
-        await bench.vm.shell(f"echo late >{volume.target}/g")
         for _ in range(2):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await volume.unpublish(timeout_s=5)
