@@ -27,7 +27,8 @@ ENVIRONMENT = "/opt/crust"
 _DEPENDENCIES = "/opt/dependencies"
 _TIMEOUT_S = 50
 _LOOPS = 64
-_GROUP = f"crust-tests-{os.getpid()}"
+_GROUP = f"crust-tests-{Path(tempfile.gettempdir()).name}-{os.getpid()}"
+"""With the run's name, by which those of a killed one are found."""
 _HIDDEN = ("etc/crust", "var/lib/crust", "var/lib/kubelet", "run", "opt")
 """Of this machine: what is there may be of an installation by hand."""
 

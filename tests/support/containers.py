@@ -143,10 +143,9 @@ class Containerd:
 
     @property
     def namespace(self) -> str:
-        """containerd's, and the name of the control groups."""
-        return (
-            f"crust-tests-{self.base.name.encode().hex()}"  # a name may not end with an underscore
-        )
+        """containerd's, and the name of the control groups, with the run's: those of a killed one are found by it."""
+        own = self.base.name.encode().hex()  # a name may not end with an underscore
+        return f"crust-tests-{Path(tempfile.gettempdir()).name}-{own}"
 
     def ctr(self, *arguments: str, may_fail: bool = False) -> str:
         """The output of containerd's own client.

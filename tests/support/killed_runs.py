@@ -2,13 +2,15 @@
 
 All files of a run lie below a directory /tmp/ct-XXXXXX, whose file `.run` the run's first process has locked until it
 ends (flock(2)); tests/marked_run.sh makes both, while it has the lock of /tmp. The directory's name is the mark of a
-run: its processes have it in their environment or among their mounts, its loop devices in the name of their file; or
-a loop device is upon another one of the run, as a kubelet's upon a raw volume, or its file lies on one. A run is dead
-if nobody has its lock. If nobody has the lock of /tmp, and its directory is empty, it was killed before it had one.
-What has no mark stays.
+run: its processes have it in their environment or among their mounts, its control groups in their name, its loop
+devices in the name of their file; or a loop device is upon another one of the run, as a kubelet's upon a raw volume,
+or its file lies on one, or on an overlay upon the directory, as the root of a booted machine is. A run is dead if
+nobody has its lock. If nobody has the lock of /tmp, and its directory is empty, it was killed before it had one. What
+has no mark stays.
 
 Processes end first: a directory that is removed under the mounts of a process takes them out of its namespace, and
-then a filesystem on a loop device keeps the device, whose file keeps the filesystem, and nothing reaches either.
+then a filesystem on a loop device keeps the device, whose file keeps the filesystem, and nothing reaches either. The
+devices are listed before that: with its processes a machine's mounts have gone.
 
 The program says what it removed, and ends with 1 if something of a dead run stays. Without root it sees, and ends,
 processes of the same user alone.
@@ -24,16 +26,19 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from crust.blockdriver.host import fsfreeze
 from crust.core import errors
 from crust.host.block import loop, loopctl
+from crust.host.mounts import mountinfo
 from crust.host.process import syscalls
 from tests.support import trees
 
 RUNS = "/tmp"
 _MARK = re.compile(rf"{RUNS}/(ct-[0-9A-Za-z]{{6}})(?![0-9A-Za-z])")
+_UPPER = re.compile(rf" - overlay .*,upperdir={_MARK.pattern}")
 _GONE = (FileNotFoundError, ProcessLookupError)
 _ROUNDS = 20
 """A process may start another one while it is being ended; a device may lie on another one."""
@@ -64,23 +69,24 @@ def _is_dead(name: str) -> bool:
 
 
 def _remove(name: str) -> bool:
-    groups = set(_groups_named(name))
     ended = 0
+    known: set[loop.LoopDevice] = set()
     for _ in range(_ROUNDS):
-        pids = _processes().get(name, set())
+        found = marked()
+        pids = found.processes.get(name, set())
         if not pids:
             break
-        groups.update(group for pid in pids for group in _groups_of(pid))
+        known.update(devices(found).get(name, ()))
         ended += len(pids)
         _end(pids)
-    detached = _detach(name)
-    for group in sorted(groups, key=len, reverse=True):
+    detached = _detach(name, known)
+    for group in sorted(_groups(name), key=len, reverse=True):
         with suppress(OSError):  # another process is in it
             os.rmdir(group)
     directory = Path(RUNS, name)
     with suppress(OSError):  # what stays is named
         trees.remove(directory)
-    left = [*_processes().get(name, ()), *(device.path for device in devices().get(name, ()))]
+    left = [*marked().processes.get(name, ()), *(device.path for device in _attached(name, known))]
     left.extend(str(path) for path in (directory,) if path.exists())
     if ended or detached or left:
         what = f"{ended} processes and {detached} loop devices of the run {name}"
@@ -94,17 +100,45 @@ def _directories() -> Iterator[str]:
             yield path.name
 
 
-def _processes() -> Mapping[str, Set[int]]:
-    """The processes of each run; not this one and its parents, which may be started with a run's directory too."""
+@dataclass(frozen=True, slots=True)
+class Marked:
+    """The processes of each run; and the runs of the mounts of overlays upon their directories, by the mount's id."""
+
+    processes: Mapping[str, Set[int]]
+    overlays: Mapping[int, str]
+
+    def run_of(self, device: loop.LoopDevice) -> str | None:
+        """The run of the overlay on which the device's file lies, as a process of a run sees it."""
+        for pid in set().union(*self.processes.values()) if self.overlays else ():
+            with suppress(*_GONE):
+                path = f"/proc/{pid}/root{device.backing}"
+                with syscalls.closing(os.open(path, os.O_PATH)) as descriptor:
+                    status = os.fstat(descriptor)
+                    mount = mountinfo.mount_id_of("self", str(descriptor))
+                if (status.st_dev, status.st_ino) == device.file and mount in self.overlays:
+                    return self.overlays[mount]
+        return None
+
+
+NOTHING = Marked({}, {})
+
+
+def marked() -> Marked:
+    """Not this process and its parents, which may be started with a run's directory too."""
     found: defaultdict[str, set[int]] = defaultdict(set)
+    overlays: dict[int, str] = {}
     own = set(_own_line())
     for entry in os.listdir("/proc"):
         if not entry.isdecimal() or int(entry) in own:
             continue
-        for file in ("environ", "mountinfo"):
-            for name in _MARK.findall(_text(f"/proc/{entry}/{file}")):
+        for name in _MARK.findall(_text(f"/proc/{entry}/environ")):
+            found[name].add(int(entry))
+        for line in _text(f"/proc/{entry}/mountinfo").splitlines():
+            for name in _MARK.findall(line):
                 found[name].add(int(entry))
-    return found
+            # a bind mount may be of anybody's filesystem
+            overlays |= {int(line.split()[0]): name for name in _UPPER.findall(line)}
+    return Marked(found, overlays)
 
 
 def _text(path: str) -> str:
@@ -127,49 +161,34 @@ def _own_line() -> Iterator[int]:
 
 def _end(pids: Iterable[int]) -> None:
     for pid in pids:
-        with suppress(*_GONE):
-            descriptor = os.pidfd_open(pid)
-            try:
-                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-                select.select([descriptor], [], [], _END_S)
-            finally:
-                os.close(descriptor)
+        with suppress(*_GONE), syscalls.closing(os.pidfd_open(pid)) as descriptor:
+            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+            select.select([descriptor], [], [], _END_S)
 
 
-def _groups_of(pid: int) -> Iterator[str]:
-    """The control groups of a process, in each hierarchy, that a test made."""
-    with suppress(*_GONE):
-        for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
-            _, hierarchy, group = line.split(":", 2)
-            if "/crust-tests-" in group:
-                mounted = hierarchy.removeprefix("name=")
-                yield f"/sys/fs/cgroup/{mounted}{group}".replace("//", "/")
-
-
-def _groups_named(name: str) -> Iterator[str]:
-    """A cluster's: its kubelet makes groups below one with the run's name, and they outlive their processes."""
-    for pattern in (f"crust-tests-{name}", f"*/crust-tests-{name}"):  # cgroup v2, and v1
+def _groups(name: str) -> Iterator[str]:
+    """The control groups that have the run's name: they outlive their processes."""
+    for pattern in (f"crust-tests-{name}*", f"*/crust-tests-{name}*"):  # cgroup v2, and v1
         for top in Path("/sys/fs/cgroup").glob(pattern):
             yield from (directory for directory, _, _ in os.walk(top))
 
 
-def devices() -> Mapping[str, list[loop.LoopDevice]]:
+def devices(found: Marked) -> Mapping[str, list[loop.LoopDevice]]:
     """The loop devices of each run."""
     every = loop.list_named(lambda _: True) if os.geteuid() == 0 else ()
     runs: dict[int, str] = {}
-    for (
-        _
-    ) in every:  # a file may lie on a device that is known to be a run's only in the round before
+    # a file may lie on a device that is known to be a run's only in the round before
+    for _ in every:
         for device in every:
             marks = _MARK.findall(f"{device.backing} {device.tag}")
-            name = marks[0] if marks else runs.get(_below(device))
+            name = marks[0] if marks else runs.get(_below(device)) or found.run_of(device)
             if name is not None:
                 runs[_number(device)] = name
-    found: defaultdict[str, list[loop.LoopDevice]] = defaultdict(list)
+    owned: defaultdict[str, list[loop.LoopDevice]] = defaultdict(list)
     for device in every:
         if _number(device) in runs:
-            found[runs[_number(device)]].append(device)
-    return found
+            owned[runs[_number(device)]].append(device)
+    return owned
 
 
 def _number(device: loop.LoopDevice) -> int:
@@ -189,18 +208,23 @@ def _below(device: loop.LoopDevice) -> int:
     return status.backing_device or status.device
 
 
-def _detach(name: str) -> int:
+def _attached(name: str, known: Iterable[loop.LoopDevice]) -> Set[loop.LoopDevice]:
+    """The loop devices that the run still has: these, and what has its mark."""
+    return {*filter(loop.is_attached, known), *devices(NOTHING).get(name, ())}
+
+
+def _detach(name: str, known: Iterable[loop.LoopDevice]) -> int:
     """Detach the run's loop devices, those that lie on others first; returns how many."""
-    before = {device.path for device in devices().get(name, ())}
+    before = {device.path for device in _attached(name, known)}
     for _ in range(_ROUNDS):
-        for device in devices().get(name, []):
+        for device in _attached(name, known):
             try:
                 loop.detach(device)
             except (
                 errors.CrustError
             ):  # a filesystem is on it, and on that perhaps another device's file
                 _thaw(device)
-    return len(before - {device.path for device in devices().get(name, ())})
+    return len(before - {device.path for device in _attached(name, known)})
 
 
 def _thaw(device: loop.LoopDevice) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from crust.host.block import loop
 from tests.support import killed_runs
 
 pytestmark = pytest.mark.root
@@ -37,11 +38,17 @@ open(f"{directory}/m/inner", "wb").truncate(1 << 20)
 inner = loop.attach(f"{directory}/m/inner")
 open("/mnt/target", "wb").close()
 mount_api.bind(inner.path, "/mnt/target")
+os.makedirs(f"{directory}/o/u")
+os.mkdir(f"{directory}/o/w")
+options = f"lowerdir=/mnt,upperdir={directory}/o/u,workdir={directory}/o/w"
+subprocess.run(["mount", "-t", "overlay", "-o", options, "overlay", "/media"], check=True)
+open("/media/image", "wb").truncate(1 << 20)
+of_machine = loop.attach("/media/image")
 attach = ["losetup", "--find", "--show", "/mnt/target"]
 raw = subprocess.run(attach, check=True, capture_output=True, text=True).stdout.strip()
 frozen = fsfreeze.Freeze(f"{directory}/m")
 without = subprocess.Popen(["sleep", "infinity"], env={}, start_new_session=True)
-print(directory, os.getpid(), without.pid, disk.path, inner.path, raw, flush=True)
+print(directory, os.getpid(), without.pid, disk.path, inner.path, raw, of_machine.path, flush=True)
 signal.pause()
 """
 
@@ -53,7 +60,7 @@ class Run:
     directory: Path
     shell: "subprocess.Popen[str]"
     pids: list[int]
-    devices: list[str]
+    devices: tuple[loop.LoopDevice, ...]
 
 
 @contextmanager
@@ -65,15 +72,18 @@ def running() -> Iterator[Run]:
         assert shell.stdout is not None
         directory, *words = shell.stdout.readline().split()
         try:
-            yield Run(Path(directory), shell, list(map(int, words[:2])), words[2:])
+            devices = loop.list_named(lambda _: True)
+            own = tuple(device for device in devices if device.path in words[2:])
+            assert len(own) == 4
+            yield Run(Path(directory), shell, list(map(int, words[:2])), own)
         finally:
             shell.kill()
             shell.wait()
             killed_runs.remove_all()
 
 
-def attached(run: Run) -> set[str]:
-    return {device.path for device in killed_runs.devices().get(run.directory.name, ())}
+def has_devices(run: Run) -> bool:
+    return all(map(loop.is_attached, run.devices))
 
 
 def lives(pid: int) -> bool:
@@ -88,12 +98,13 @@ def lives(pid: int) -> bool:
 
 
 def is_gone(run: Run) -> bool:
-    return not (any(map(lives, run.pids)) or attached(run) or run.directory.exists())
+    kept = any(map(lives, run.pids)) or any(map(loop.is_attached, run.devices))
+    return not kept and not run.directory.exists()
 
 
 def test_what_a_killed_run_left_is_removed() -> None:
     with running() as run:
-        assert attached(run) == set(run.devices)
+        assert has_devices(run)
         run.shell.kill()
         os.kill(run.pids[0], signal.SIGKILL)
         run.shell.wait()
@@ -104,7 +115,7 @@ def test_what_a_killed_run_left_is_removed() -> None:
 def test_terminated_run_removes_all_that_it_has() -> None:
     """Its command does not hear of it: the shell alone is terminated, as make does."""
     with running() as run:
-        assert attached(run) == set(run.devices)
+        assert has_devices(run)
         run.shell.terminate()
         run.shell.wait()
         assert is_gone(run)
@@ -140,5 +151,5 @@ def test_what_a_running_one_has_stays() -> None:
     with running() as run:
         killed_runs.remove_all()
         assert all(map(lives, run.pids))
-        assert attached(run) == set(run.devices)
+        assert has_devices(run)
         assert run.directory.exists()
