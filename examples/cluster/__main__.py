@@ -26,15 +26,15 @@ NODES = ("a", "b", "c")
 
 
 def main(arguments: list[str]) -> int:
-    """Make the network and run the demo in it; with the network's name, run the demo."""
+    """Make the network and run the demo in it; with the network's directory, run the demo."""
     if os.geteuid() != 0:
         sys.stderr.write("the demo makes network namespaces, attaches and mounts: run it as root\n")
         return 2
     if arguments:
         return asyncio.run(_demo(network.Network.of(arguments[0], NODES)))
     with network.running(*NODES) as hosts:
-        mark = hosts.services.namespace.removesuffix("-services")
-        inner = (sys.executable, "-m", "examples.cluster", mark)
+        directory = os.path.dirname(hosts.services.namespace)
+        inner = (sys.executable, "-m", "examples.cluster", directory)
         with subprocess.Popen(hosts.services.command(*inner)) as demo:
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, lambda got, _frame: demo.send_signal(got))
@@ -71,13 +71,14 @@ async def _run(hosts: network.Network, base: Path, report: Report, board: Board)
         services = Services(ceph, Programs(hosts.services, base / "services"))
         machines = tuple(Machine(host, base, services) for host in hosts.nodes)
         scenario = Scenario(hosts, services, machines, report, board)
-        try:
+        async with (
+            contextlib.AsyncExitStack() as ends
+        ):  # one that fails leaves none of the others running
+            ends.push_async_callback(services.programs.stop_all)
+            for machine in reversed(machines):
+                ends.push_async_callback(machine.close)
+                ends.push_async_callback(hosts.join, machine.host)
             await _told(scenario, services, machines, report)
-        finally:
-            for machine in machines:
-                await hosts.join(machine.host)
-                await machine.close()
-            await services.programs.stop_all()
 
 
 async def _told(

@@ -5,16 +5,15 @@
 
 A host is cut by taking the bridge's end of its link down: nothing of it reaches anybody then, while its processes and
 guests go on. Sockets of the filesystem work across namespaces, so the caller of the demo needs none of its own. The
-machine's own network is not touched. Needs root, and a private mount namespace, in which the names of the namespaces
-are mounted.
+machine's own network is not touched. Needs root, and a private mount namespace, in which the namespaces are mounted
+on files of a directory of this network alone: /run/netns is one of the machine.
 """
 
 import asyncio
-import contextlib
 import os
-import secrets
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -26,12 +25,11 @@ from crust.host.mounts import mount_api
 _NETWORK = "10.213.0"
 _PREFIX_LENGTH = 24
 _BRIDGE = "br0"
-_NAMES = "/run/netns"
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A namespace with one address."""
+    """A namespace with one address. `namespace` is the file on which it is mounted."""
 
     name: str
     namespace: str
@@ -39,7 +37,7 @@ class Host:
 
     def command(self, *arguments: str) -> tuple[str, ...]:
         """A command line that runs the given one in the host's network, with the caller's mounts."""
-        return ("nsenter", f"--net={_NAMES}/{self.namespace}", "--", *arguments)
+        return ("nsenter", f"--net={self.namespace}", "--", *arguments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +48,13 @@ class Network:
     nodes: tuple[Host, ...]
 
     @classmethod
-    def of(cls, mark: str, names: Iterable[str]) -> "Network":
-        """The network whose namespaces begin with `mark`; it may not exist yet."""
+    def of(cls, directory: str, names: Iterable[str]) -> "Network":
+        """The network whose namespaces are in the directory; it may not exist yet."""
         nodes = tuple(
-            Host(name, f"{mark}-{name}", f"{_NETWORK}.{number}")
+            Host(name, f"{directory}/{name}", f"{_NETWORK}.{number}")
             for number, name in enumerate(names, 11)
         )
-        return cls(Host("services", f"{mark}-services", f"{_NETWORK}.1"), nodes)
+        return cls(Host("services", f"{directory}/services", f"{_NETWORK}.1"), nodes)
 
     async def cut(self, node: Host) -> None:
         """Take the node's link down; cut already is a success."""
@@ -84,9 +82,8 @@ class Network:
 @contextmanager
 def running(*names: str) -> Iterator[Network]:
     """A network of hosts of these names (11 characters at most) while the block runs; nothing of it stays after."""
-    network = Network.of(f"crust-{secrets.token_hex(3)}", names)
     with ExitStack() as stack:
-        stack.enter_context(_names())
+        network = Network.of(stack.enter_context(_directory()), names)
         hub = _namespace(stack, network.services)
         hub.link("add", ifname=_BRIDGE, kind="bridge")
         _address(hub, _BRIDGE, network.services.address)
@@ -96,18 +93,15 @@ def running(*names: str) -> Iterator[Network]:
 
 
 @contextmanager
-def _names() -> Iterator[None]:
-    """The names are on a filesystem of their own, which goes with the mount namespace if this process is killed."""
-    existed = os.path.isdir(_NAMES)
-    os.makedirs(_NAMES, exist_ok=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=0755", "tmpfs", _NAMES], check=True)
+def _directory() -> Iterator[str]:
+    """A filesystem of its own, which goes with the mount namespace if this process is killed."""
+    made = tempfile.mkdtemp(prefix="crust-net-")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=0755", "tmpfs", made], check=True)
     try:
-        yield
+        yield made
     finally:
-        mount_api.unmount_one(_NAMES)
-        if not existed:
-            with contextlib.suppress(OSError):  # others have made names there since
-                os.rmdir(_NAMES)
+        mount_api.unmount_one(made)
+        os.rmdir(made)
 
 
 def _join(stack: ExitStack, hub: NetNS, node: Host) -> None:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,11 +23,11 @@ with socket.create_server((sys.argv[1], 0)) as server:
         server.accept()[0].close()
 """
 _NETWORK = """
-import signal
+import sys
 from examples.cluster import network
 with network.running("a") as made:
     print(made.services.namespace, flush=True)
-    signal.pause()
+    sys.stdin.read()
 """
 _CONNECT = """
 import socket, sys
@@ -55,6 +56,18 @@ def listening(host: network.Host) -> Iterator[int]:
             server.kill()
 
 
+@contextmanager
+def alone() -> Iterator[Any]:
+    """A process that has a network, in a mount namespace of its own as the demo, until its input ends."""
+    command = ("unshare", "--mount", "--propagation", "private", sys.executable, "-c", _NETWORK)
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
 def test_a_cut_host_reaches_nobody_until_it_has_joined_again() -> None:
     with network.running("a", "b") as net, listening(net.services) as port:
         a, b = net.nodes
@@ -77,16 +90,22 @@ def test_the_hosts_network_is_neither_seen_nor_changed() -> None:
 def test_no_namespace_stays_after_a_failure() -> None:
     with pytest.raises(RuntimeError), network.running("a", "b") as made:
         raise RuntimeError
-    mark = made.services.namespace.removesuffix("services")
-    assert not list(Path("/run/netns").glob(f"{mark}*"))
+    assert not Path(made.services.namespace).parent.exists()
+
+
+def test_end_of_a_network_leaves_another_one() -> None:
+    with alone() as first, alone() as second:
+        name = first.stdout.readline().strip()
+        others = second.stdout.readline().strip()
+        first.communicate()
+        assert not Path(name).parent.exists()
+        assert Path(f"/proc/{second.pid}/root{others}").exists()
 
 
 def test_killed_network_leaves_no_name() -> None:
-    private = ("unshare", "--mount", "--propagation", "private")
-    command = (*private, sys.executable, "-c", _NETWORK)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
+    with alone() as process:
         name = process.stdout.readline().strip()
         assert name
         process.kill()
-    assert not Path("/run/netns", name).exists()
+    assert not Path(name).exists()
+    Path(name).parent.rmdir()
