@@ -145,6 +145,15 @@ test: root guest third-party ## all tests, including their set-up (root)
 unit: $(VENV)/.done $(HELM) ## the tests that do not need root
 	@$(PYTEST) -n $(JOBS) tests/unit
 
+# In an environment beside the other. test_requirements.py compares with newer versions, those of deploy/requirements.txt.
+.PHONY: lowest
+lowest: private PY = $(CACHE)/lowest/bin/python
+lowest: $(VENV)/.done $(HELM) ## the tests that do not need root, with the lowest versions that pyproject.toml allows
+	@python3 -m venv $(CACHE)/lowest && $(PIP) install 'pip>=25.1' && \
+	$(PIP) install --group dev --editable '.[kata-example]' --editable ./conformance && $(CEPH_BINDING) && \
+	$(PIP) install $$(python3 tests/lowest_versions.py)
+	@$(PYTEST) -n $(JOBS) --ignore tests/unit/deploy/test_requirements.py tests/unit
+
 .PHONY: simulate
 simulate: export SEEDS ?= 100
 simulate: root $(VENV)/.done ## random lives of a node under a simulated kubelet, and of a pool; SEEDS=n (docs/reliability.md; root)
