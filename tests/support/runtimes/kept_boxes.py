@@ -53,12 +53,15 @@ class KeptBoxes(box_runtime.Boxes):
     fault = ""
     recovering: asyncio.Future[None] | None = None
     asleep: ClassVar[list[Child]] = []
+    stopped: ClassVar[set[str]] = set()
+    """Their machines end, and then their keepers: nothing is claimed again."""
 
     async def start(self, box: str, source: str) -> str:
         """The order of H-44: machine, claim, keeper, and then the device."""
         resolved = await resolve_source(self.root, source)
         if isinstance(resolved, NotDeferred):
             return "ordinary"
+        self.stopped.discard(box)
         argv = ("unshare", "-m", "sh", "-c", BOOT, "sh", self.directory)
         vm = await create_subprocess_exec(*argv, stdin=PIPE, stdout=PIPE)
         try:
@@ -78,6 +81,7 @@ class KeptBoxes(box_runtime.Boxes):
 
     async def stop(self, box: str) -> str:
         """The keeper needs a moment to see that the machine has ended."""
+        self.stopped.add(box)
         for claim, vm in self.running.values():
             if claim.sandbox_id == box:
                 await claim.close()
@@ -135,6 +139,8 @@ class KeptBoxes(box_runtime.Boxes):
         def ended() -> None:
             asyncio.get_running_loop().remove_reader(keeper.fileno())
             keeper.close()
+            if kept.sandbox_id in self.stopped:
+                return
             self.recovering = asyncio.ensure_future(self._recover(kept, target))
 
         asyncio.get_running_loop().add_reader(keeper.fileno(), ended)
