@@ -7,7 +7,7 @@ MAKEFLAGS += --no-print-directory
 
 VENV := .venv
 PY := $(VENV)/bin/python
-PIP := $(PY) -m pip --quiet --disable-pip-version-check
+PIP = $(PY) -m pip --quiet --disable-pip-version-check
 SOURCES := crust conformance examples tests benchmarks stubs
 CACHE := .cache
 
