@@ -124,9 +124,8 @@ def _of_storage_suite() -> list[str]:
     """The images of Kubernetes' external storage suite that one with a shell and agnhost takes the place of."""
     listing = (PROGRAMS / "e2e.test", "--list-images")
     listed = subprocess.run(listing, check=True, capture_output=True, text=True).stdout.split()
-    return [
-        name for name in listed if re.search(r"/e2e-test-images/(agnhost|busybox|nginx):", name)
-    ]
+    taken = re.compile(r"/e2e-test-images/(agnhost|busybox|glibc-dns-testing|nginx):")
+    return list(filter(taken.search, listed))
 
 
 def _within_registry(name: str) -> str:
