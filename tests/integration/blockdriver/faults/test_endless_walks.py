@@ -23,24 +23,22 @@ GROUPED = mount(group=volumes.GroupChange(4321, volumes.GroupPolicy.ALWAYS))
 
 
 class Walks:
-    """The walks in targets that are `endless` begin again at their end; each step is one visit."""
+    """Walks in targets that are `endless` take steps, and reach no name until they are ended."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.endless: set[str] = set()
         self._begun: defaultdict[str, threading.Event] = defaultdict(threading.Event)
         self._real = fs_group.steps
-        monkeypatch.setattr(fs_group, "STEP", 1)
-        monkeypatch.setattr(fs_group, "steps", self._repeated)
+        monkeypatch.setattr(fs_group, "steps", self._delayed)
 
-    def _repeated(self, root: str, change: volumes.GroupChange) -> Iterator[bool]:
-        yield from self._real(root, change)
+    def _delayed(self, root: str, change: volumes.GroupChange) -> Iterator[bool]:
         while root in self.endless:
             self._begun[root].set()
             yield True
-            yield from self._real(root, change)
+        yield from self._real(root, change)
 
     async def begun(self, root: str) -> None:
-        """Wait until the walk in the target `root` begins again."""
+        """Wait until the walk in the target `root` has made its first step."""
         await workers.run(self._begun[root].wait)
 
 
@@ -51,7 +49,7 @@ def walks(monkeypatch: pytest.MonkeyPatch) -> Walks:
 
 @asynccontextmanager
 async def _walking(bench: Bench, walks: Walks) -> AsyncIterator[tuple[str, str]]:
-    """A volume whose publish changes the group of its files until the block ends it."""
+    """A volume whose publish changes the group of its files until the block ends it: no file has the group yet."""
     volume_id, target = await bench.staged(), bench.target("pod-a")
     walks.endless.add(target)
     publish = asyncio.create_task(bench.publish(volume_id, target, GROUPED))
