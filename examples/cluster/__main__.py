@@ -71,9 +71,8 @@ async def _run(hosts: network.Network, base: Path, report: Report, board: Board)
         services = Services(ceph, Programs(hosts.services, base / "services"))
         machines = tuple(Machine(host, base, services) for host in hosts.nodes)
         scenario = Scenario(hosts, services, machines, report, board)
-        async with (
-            contextlib.AsyncExitStack() as ends
-        ):  # one that fails leaves none of the others running
+        # one that fails leaves none of the others running
+        async with contextlib.AsyncExitStack() as ends:
             ends.push_async_callback(services.programs.stop_all)
             for machine in reversed(machines):
                 ends.push_async_callback(machine.close)

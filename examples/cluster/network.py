@@ -96,11 +96,13 @@ def running(*names: str) -> Iterator[Network]:
 def _directory() -> Iterator[str]:
     """A filesystem of its own, which goes with the mount namespace if this process is killed."""
     made = tempfile.mkdtemp(prefix="crust-net-")
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=0755", "tmpfs", made], check=True)
     try:
-        yield made
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=0755", "tmpfs", made], check=True)
+        try:
+            yield made
+        finally:
+            mount_api.unmount_one(made)
     finally:
-        mount_api.unmount_one(made)
         os.rmdir(made)
 
 
