@@ -273,7 +273,8 @@ async def test_dead_monitor_stops_neither_a_mapping_nor_the_next_one(bench: Benc
     await volume.use()
     bench.ceph.daemons.pop("mon.a").end(signal.SIGKILL)
     await volume.write("kept")
-    for raw in (other, volume):  # a busy machine may take too long to find a monitor that lives
+    # The first monitor led: until another one does, which a busy machine delays, the monitors answer nobody.
+    for raw in (other, volume):
         await repeated(raw.use, grpc.StatusCode.UNAVAILABLE)
     await other.write("other")
     assert (await volume.read(), await other.read()) == ("kept", "other")
