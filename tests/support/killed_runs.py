@@ -40,6 +40,8 @@ RUNS = "/tmp"
 _MARK = re.compile(rf"{RUNS}/(ct-[0-9A-Za-z]{{6}})(?![0-9A-Za-z])")
 _UPPER = re.compile(rf" - overlay .*,upperdir={_MARK.pattern}")
 _GONE = (FileNotFoundError, ProcessLookupError)
+_ELSEWHERE = (*_GONE, NotADirectoryError)
+"""What a process sees of a path that another one named."""
 _ROUNDS = 20
 """A process may start another one while it is being ended; a device may lie on another one."""
 _END_S = 60
@@ -110,7 +112,7 @@ class Marked:
     def run_of(self, device: loop.LoopDevice) -> str | None:
         """The run of the overlay on which the device's file lies, as a process of a run sees it."""
         for pid in set().union(*self.processes.values()) if self.overlays else ():
-            with suppress(*_GONE):
+            with suppress(*_ELSEWHERE):
                 path = f"/proc/{pid}/root{device.backing}"
                 with syscalls.closing(os.open(path, os.O_PATH)) as descriptor:
                     status = os.fstat(descriptor)
@@ -177,13 +179,15 @@ def devices(found: Marked) -> Mapping[str, list[loop.LoopDevice]]:
     """The loop devices of each run."""
     every = loop.list_named(lambda _: True) if os.geteuid() == 0 else ()
     runs: dict[int, str] = {}
+    for device in every:
+        marks = _MARK.findall(f"{device.backing} {device.tag}")
+        if name := marks[0] if marks else found.run_of(device):
+            runs[_number(device)] = name
     # a file may lie on a device that is known to be a run's only in the round before
     for _ in every:
         for device in every:
-            marks = _MARK.findall(f"{device.backing} {device.tag}")
-            name = marks[0] if marks else runs.get(_below(device)) or found.run_of(device)
-            if name is not None:
-                runs[_number(device)] = name
+            if name := runs.get(_below(device)):
+                runs.setdefault(_number(device), name)
     owned: defaultdict[str, list[loop.LoopDevice]] = defaultdict(list)
     for device in every:
         if _number(device) in runs:
