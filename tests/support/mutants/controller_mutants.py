@@ -113,7 +113,8 @@ IDENTITY = (
     altered(
         13,
         "ControllerGetNodeInfo",
-        lambda a: a.published_volume_ids.extend(a.published_volume_ids),
+        # a copy: extended by itself, a field grows as long as there is memory
+        lambda a: a.published_volume_ids.extend([*a.published_volume_ids]),
         "twice",
     ),
     not_refused(14, "ControllerGetNodeInfo", INVALID),
